@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from bonobofs.beads.issue import CLOSED, MESSAGE, OPEN, PARENT, BeadsIssue, NewIssue
@@ -46,15 +46,15 @@ class Creation:
             ("metadata", metadata_text(self._metadata)),
         ]
 
-    def missing(self, made: BeadsIssue) -> Missing:
+    def missing(self, issue: BeadsIssue) -> Missing:
         new = self.new
-        wanted = {"title": new.title, "priority": str(new.priority), "status": OPEN, **self._texts()}
+        texts = {"title": new.title, "priority": str(new.priority), "status": OPEN, **self._texts()}
         return [
-            *(name for name, value in wanted.items() if not _is(made, name, value)),
-            *(() if made.issue_type == new.issue_type and not made.ephemeral else ("type",)),
-            *(f"label {label}" for label in new.labels if label not in made.labels),
-            *(("metadata",) if not _holds(made.metadata, self._metadata) else ()),
-            *(("parent",) if _parents(made) != ([new.parent] if new.parent else []) else ()),
+            *(name for name, value in texts.items() if not _is(issue, name, value)),
+            *(() if issue.issue_type == new.issue_type and not issue.ephemeral else ("type",)),
+            *(f"label {label}" for label in new.labels if label not in issue.labels),
+            *(("metadata",) if not _contains(issue.metadata, self._metadata) else ()),
+            *(("parent",) if _parents(issue) != ([new.parent] if new.parent else []) else ()),
         ]
 
     def _texts(self) -> dict[str, str]:
@@ -63,105 +63,70 @@ class Creation:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Changes of an issue's fields. None keeps a value, "" clears it."""
+    """Changes of an issue's fields."""
 
-    texts: Mapping[str, str | None]
-    """By name: title, status, priority, assignee, description, design, acceptance, notes."""
+    texts: Mapping[str, str]
+    """By name: title, status, priority, assignee, description, design, acceptance, notes. "" clears a value."""
     metadata: Mapping[str, Any] | None = None
-    """The whole new metadata, with the old keys."""
+    """The whole new metadata, with the old keys; None keeps it."""
     add_labels: Sequence[str] = ()
     remove_labels: Sequence[str] = ()
-    parent: str | None = None
-    _texts: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         """Raises UsageError for a label or description as `Creation` does, and for the status `closed`."""
         if self.texts.get("status") == CLOSED:
-            raise UsageError("an issue is closed by closing it: an update would pass over what keeps it open")
+            raise UsageError("an issue is closed by closing it: an update would not check its blockers")
         for label in (*self.add_labels, *self.remove_labels):
             check_label(label)
-        check_description(self.texts.get("description") or "")
-        object.__setattr__(self, "_texts", {name: value for name, value in self.texts.items() if value is not None})
+        check_description(self.texts.get("description", ""))
 
     def flags(self) -> list[Flag]:
         return [
-            *self._texts.items(),
+            *self.texts.items(),
             *(("add-label", label) for label in self.add_labels),
             *(("remove-label", label) for label in self.remove_labels),
-            *(() if self.parent is None else (("parent", self.parent),)),
             *(() if self.metadata is None else (("metadata", metadata_text(self.metadata)),)),
         ]
 
-    def missing(self, now: BeadsIssue) -> Missing:
-        wanted = None if self.parent is None else [self.parent] if self.parent else []
+    def missing(self, issue: BeadsIssue) -> Missing:
         return [
-            *(name for name, value in self._texts.items() if not _is(now, name, value)),
-            *(f"label {label}" for label in self.add_labels if label not in now.labels),
-            *(f"removal of label {label}" for label in self.remove_labels if label in now.labels),
-            *(("parent",) if wanted is not None and _parents(now) != wanted else ()),
-            *(("metadata",) if self.metadata is not None and not _holds(now.metadata, self.metadata) else ()),
+            *(name for name, value in self.texts.items() if not _is(issue, name, value)),
+            *(f"label {label}" for label in self.add_labels if label not in issue.labels),
+            *(f"removal of label {label}" for label in self.remove_labels if label in issue.labels),
+            *(("metadata",) if self.metadata is not None and not _contains(issue.metadata, self.metadata) else ()),
         ]
 
 
-def same(stored: str, asked: str) -> bool:
+def same(stored: str, requested: str) -> bool:
     """Return True if the texts are equal. Some versions of bd strip blanks around a text."""
-    return stored == asked or stored.strip() == asked.strip()
+    return stored.strip() == requested.strip()
 
 
 def _is(issue: BeadsIssue, name: str, value: str) -> bool:
     return same(str(getattr(issue, name)), value)
 
 
-def _holds(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    return all(key in stored and stored[key] == value for key, value in asked.items())
+def _contains(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> bool:
+    return all(key in stored and stored[key] == value for key, value in requested.items())
 
 
 def _parents(issue: BeadsIssue) -> list[str]:
     return [edge.on for edge in issue.edges if edge.kind == PARENT]
 
 
-FLAGS: Final[dict[str, frozenset[str]]] = {
-    "where": frozenset(),
-    "list": frozenset({"all", "include-gates", "include-infra", "limit"}),
-    "comments": frozenset(),
-    "create": frozenset(
-        {
-            "acceptance",
-            "assignee",
-            "description",
-            "design",
-            "labels",
-            "metadata",
-            "notes",
-            "parent",
-            "priority",
-            "title",
-            "type",
-        }
-    ),
-    "update": frozenset(
-        {
-            "acceptance",
-            "add-label",
-            "assignee",
-            "description",
-            "design",
-            "metadata",
-            "notes",
-            "parent",
-            "priority",
-            "remove-label",
-            "status",
-            "title",
-            "type",
-        }
-    ),
-    "close": frozenset({"reason"}),
-    "reopen": frozenset({"reason"}),
-    "delete": frozenset({"force"}),
-    "dep add": frozenset({"type"}),
-    "dep remove": frozenset(),
-    "comments add": frozenset(),
+_FIELDS: Final = "acceptance assignee description design metadata notes parent priority title type"
+FLAGS: Final = {
+    "where": "",
+    "list": "all include-gates include-infra limit",
+    "comments": "",
+    "create": f"{_FIELDS} labels",
+    "update": f"{_FIELDS} add-label remove-label status",
+    "close": "reason",
+    "reopen": "reason",
+    "delete": "force",
+    "dep add": "type",
+    "dep remove": "",
+    "comments add": "",
 }
 """The flags of each command. None of them selects another database (--db, --repo, -C), chooses an id or reads a file.
 --force, which overrides bd, only deletes an issue that the same turn has created."""
@@ -174,16 +139,15 @@ Flag = tuple[str, str | None]
 """Name and value of a flag. The value is None for a switch."""
 
 
-def command(name: str, actor: str, flags: Iterable[Flag] = (), named: Iterable[str] = ()) -> list[str]:
+def command(name: str, actor: str, flags: Iterable[Flag] = (), words: Sequence[str] = ()) -> list[str]:
     """Return the arguments of one call. Raises UsageError for NUL or invalid UTF-8, KeyError for other flags."""
     arguments = [*name.split(), "--json", f"--actor={actor}"]
-    known = FLAGS[name]
     for flag, value in flags:
-        if flag not in known:
-            raise KeyError(f"bd {name} is not asked with --{flag}")
+        if flag not in FLAGS[name].split():
+            raise KeyError(f"bd {name} does not take --{flag}")
         arguments.append(f"--{flag}" if value is None else f"--{flag}={value}")
-    if named := list(named):
-        arguments += ["--", *named]
+    if words:
+        arguments += ["--", *words]
     for argument in arguments:
         check_text(argument)
     return arguments
@@ -192,7 +156,7 @@ def command(name: str, actor: str, flags: Iterable[Flag] = (), named: Iterable[s
 def check_text(text: str) -> None:
     """Raises UsageError for text that is not UTF-8, which bd does not store, and for NUL, which ends an argument."""
     if "\0" in text:
-        raise UsageError("a text for bd must not hold NUL")
+        raise UsageError("a text for bd must not contain NUL")
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -202,20 +166,20 @@ def check_text(text: str) -> None:
 def check_label(label: str) -> None:
     """Raises UsageError for a label that bd would split, misread or cut."""
     if not label or label != label.strip() or not label.isprintable() or any(mark in label for mark in ',"'):
-        raise UsageError(f"bd cannot be told the label {label!r}: no commas, quotes, or blanks around it")
+        raise UsageError(f"bd would misread the label {label!r}; use no commas, no quotes and no blanks around it")
     if len(label) > _LABEL:
-        raise UsageError(f"bd keeps no more than {_LABEL} characters of a label; shorten {label[:40]}...")
+        raise UsageError(f"bd stores at most {_LABEL} characters of a label; shorten {label[:40]}...")
 
 
 def metadata_text(metadata: Mapping[str, Any]) -> str:
     """Return the JSON. Raises UsageError for control characters: bd stores them, and then cannot list any issue."""
     text = json.dumps(metadata)
     if _CONTROL.search(text):
-        raise UsageError("metadata for bd must not hold control characters: bd could not list its issues any more")
+        raise UsageError("bd cannot list an issue whose metadata has control characters; leave them out")
     return text
 
 
 def check_description(text: str) -> None:
     """Raises UsageError for `-`, for which bd reads its standard input."""
     if text == "-":
-        raise UsageError("bd cannot be told the description '-': it would read its standard input for it")
+        raise UsageError("bd would read its standard input for the description '-'; use another text")

@@ -30,7 +30,6 @@ from bonobofs.beads.bd_runner import (
     complaint,
     find_program,
     hold_lock,
-    notices,
     payload,
     surroundings,
 )
@@ -50,10 +49,10 @@ _STEERING: Final = (".env", "config.yaml", "metadata.json")
 
 def find_beads(source: Path, home: Path | None = None) -> Path:
     """Find the `.beads` as `seek_beads` does. Raises BeadsError also if there is none."""
-    found = seek_beads(source, home)
-    if found is None:
+    beads = seek_beads(source, home)
+    if beads is None:
         raise BeadsError(f"{source} has no .beads; run `bd init` there")
-    return found
+    return beads
 
 
 def seek_beads(source: Path, home: Path | None = None) -> Path | None:
@@ -63,13 +62,14 @@ def seek_beads(source: Path, home: Path | None = None) -> Path | None:
     With `home`, this applies also to the worktrees that bonobofs made in that state directory.
     """
     source = Path(os.path.realpath(source))
-    made = None if home is None else repository_of(home, source)
-    main = _main_worktree(source) or made
+    main = _main_worktree(source) or (None if home is None else repository_of(home, source))
     for directory in (source,) if main is None else (main, source):
         beads = Path(os.path.realpath(directory / ".beads"))
         if beads.is_dir():
             if beads.is_relative_to(directory) and ".beads" not in beads.relative_to(directory).parts:
-                raise BeadsError(f"{directory / '.beads'} leads to {beads}, where agents can write what steers bd")
+                raise BeadsError(
+                    f"{directory / '.beads'} leads to {beads}, where agents can write the configuration of bd"
+                )
             return beads
     return None
 
@@ -79,12 +79,12 @@ def _main_worktree(source: Path) -> Path | None:
     link = source / ".git"
     try:
         own = source / link.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")
-        known_as = (own / "gitdir").read_text(encoding="utf-8").strip()
+        registered_link = (own / "gitdir").read_text(encoding="utf-8").strip()
         common = Path(os.path.realpath(own / (own / "commondir").read_text(encoding="utf-8").strip()))
-        is_known = os.path.samefile(own / known_as, link)
+        is_registered = os.path.samefile(own / registered_link, link)
     except (OSError, ValueError):
         return None
-    return common.parent if is_known and common.name == ".git" else None
+    return common.parent if is_registered and common.name == ".git" else None
 
 
 class Beads:
@@ -109,7 +109,7 @@ class Beads:
         self._beads: Final = beads
         self._home: Final = home
         self._agent: Final = agent
-        self._named: Final = program
+        self._program: Final = program
         self._limit: Final = limit
         self._wait: Final = wait
         self._checked: tuple[int, ...] | None = None
@@ -121,19 +121,19 @@ class Beads:
 
         Raises BeadsError if bd is missing, not supported or uses another database, or if the lock is not free in time.
         """
-        path = self._named if self._named is not None else find_program(self._home, self._beads)
-        with hold_lock(self._home, self._beads, self._wait) as held, surroundings(self._home, self._beads) as around:
+        path = self._program or find_program(self._home, self._beads)
+        with hold_lock(self._home, self._beads, self._wait) as lock, surroundings(self._home, self._beads) as around:
             program = Program(path, self._beads, around, self._agent, self._limit)
             identity = self._identity(path)
             if self._checked != identity:
-                program.check_version(held)
-                self._check_place(program, held)
+                program.check_version(lock)
+                self._check_place(program, lock)
                 self._checked = identity
-            turn = BdClient(program, held, self._agent.label)
+            client = BdClient(program, lock, self._agent.label)
             try:
-                yield turn
+                yield client
             finally:
-                turn.end()
+                client.end()
 
     def _identity(self, program: Path) -> tuple[int, ...]:
         """Return numbers that change with the `.beads`, the program and the files that configure it."""
@@ -141,36 +141,57 @@ class Beads:
             raise BeadsError(f"{self._beads / 'redirect'} leads to other issues; open the session where those are")
         steering = (self._beads / name for name in _STEERING)
         try:
-            found = [os.stat(path) for path in (self._beads, program)]
-            found += [os.stat(path) for path in steering if os.path.lexists(path)]
+            beads = self._beads.stat()
+            files = [os.stat(path) for path in (program, *steering) if path == program or os.path.lexists(path)]
         except OSError as error:
             raise BeadsError(f"{error.filename} cannot be used: {error.strerror}") from error
-        beads, *others = found
-        files = (number for each in others for number in (each.st_dev, each.st_ino, each.st_mtime_ns))
-        return beads.st_dev, beads.st_ino, *files
+        numbers = (number for file in files for number in (file.st_dev, file.st_ino, file.st_mtime_ns))
+        return beads.st_dev, beads.st_ino, *numbers
 
-    def _check_place(self, program: Program, held: Lock) -> None:
+    def _check_place(self, program: Program, lock: Lock) -> None:
         """Check that bd uses this `.beads`. bd silently ignores a directory that it does not accept."""
-        output = program.run(command("where", self._agent.label), held)
-        told = payload(output)
-        path = told.get("path") if isinstance(told, dict) else None
+        output = program.run(command("where", self._agent.label), lock)
+        answer = payload(output)
+        path = answer.get("path") if isinstance(answer, dict) else None
         if not isinstance(path, str):
-            what = complaint(output) or "it does not say why"
-            raise BeadsError(f"bd does not find its issues in {self._beads}: {what}")
-        for place in (path, told.get("database_path") or path):
+            reason = complaint(output) or "it gives no reason"
+            raise BeadsError(f"bd does not find its issues in {self._beads}: {reason}")
+        for place in (path, answer.get("database_path") or path):
             if not Path(os.path.realpath(place)).is_relative_to(self._beads):
-                raise BeadsError(f"bd works in {place} and not in {self._beads}; nothing is asked of it")
+                raise BeadsError(f"bd works in {place} and not in {self._beads}, so it is not used")
 
 
-class Calls:
-    """The calls that read. For one thread, until `end`."""
+def why(output: Output) -> str:
+    """Return the reason of a failed call, as far as bd prints one."""
+    if output.status is None:
+        return "bd was ended at its time limit"
+    if output.status < 0:
+        return f"bd was ended by signal {-output.status}"
+    return complaint(output) or f"bd ended with {output.status} and does not say why"
 
-    def __init__(self, program: Program, held: Lock, actor: str) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A change that is stored, as reading it back has confirmed."""
+
+    issue: BeadsIssue
+    """The issue after the change. For a dependency, the blocked issue."""
+    after: Issues
+
+
+class BdClient:
+    """bd within `Beads.turn`, for one thread. Ids are full. An unknown issue is a BeadsError, except for `find`.
+
+    Each change costs one call of bd and one `list`. `everything` caches the list until the next change.
+    """
+
+    def __init__(self, program: Program, lock: Lock, actor: str) -> None:
         self._program: Final = program
-        self._held: Final = held
+        self._lock: Final = lock
         self._actor: Final = actor
-        self._known: Issues | None = None
+        self._cached: Issues | None = None
         self._last: Issues | None = None
+        self._created: set[str] = set()
         self._ended = False
 
     def end(self) -> None:
@@ -179,30 +200,30 @@ class Calls:
 
     def everything(self, *, fresh: bool = False) -> Issues:
         """Return all issues, as this turn listed them last. `fresh`: list them again."""
-        if self._known is None or fresh:
-            before, self._known = self._last, None
+        if self._cached is None or fresh:
+            before, self._cached = self._last, None
             flags = [("limit", "0"), ("all", None), ("include-infra", None), ("include-gates", None)]
-            told = self._array(command("list", self._actor, flags), "its issues")
+            documents = self._array(command("list", self._actor, flags), "its issues")
             try:
-                self._known = self._last = read_issues(told, before)
+                self._cached = self._last = read_issues(documents, before)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise BeadsError(f"bd lists what is no issue to us ({error}); is it a bd 1.x?") from error
-        return self._known
+                raise BeadsError(f"cannot parse an issue in the output of `bd list` ({error}); use bd 1.x") from error
+        return self._cached
 
     def find(self, id: str) -> BeadsIssue | None:  # noqa: A002 - it is bd's word
         """Return the issue of this full id, or None. Raises UsageError for a blank id."""
         if not id.strip():
-            raise UsageError("name an issue: bd would take the one that was touched last")
+            raise UsageError("name an issue: without an id, bd would use the one that was changed last")
         return self.everything().get(id)
 
     def comments(self, id: str) -> list[Comment]:  # noqa: A002 - it is bd's word
         """Return the comments of an issue, oldest first."""
         self.issue(id)
-        told = self._array(command("comments", self._actor, named=[id]), f"the comments of {id}")
+        documents = self._array(command("comments", self._actor, words=[id]), f"the comments of {id}")
         try:
-            return [read_comment(each) for each in told]
+            return [read_comment(document) for document in documents]
         except (KeyError, TypeError) as error:
-            raise BeadsError(f"bd lists what is no comment to us ({error}); is it a bd 1.x?") from error
+            raise BeadsError(f"cannot parse a comment in the output of bd ({error}); use bd 1.x") from error
 
     def read(self, arguments: Sequence[str]) -> Output:
         """Run a command with bd's own arguments. The caller has checked that the command only reads.
@@ -216,67 +237,30 @@ class Calls:
 
     def issue(self, id: str) -> BeadsIssue:  # noqa: A002 - it is bd's word
         """Return the issue. Raises BeadsError for an unknown or abbreviated id, which bd would expand."""
-        found = self.find(id)
-        if found is None:
-            raise BeadsError(f"there is no issue {id}; ids are given in full")
-        return found
+        issue = self.find(id)
+        if issue is None:
+            raise BeadsError(f"there is no issue {id}; give the full id")
+        return issue
 
     def _run(self, arguments: Sequence[str], *, bare: bool = False) -> Output:
         if self._ended:
             raise RuntimeError("the lock is released; another process may hold it")
-        return self._program.run(arguments, self._held, bare=bare)
+        return self._program.run(arguments, self._lock, bare=bare)
 
-    def _array(self, arguments: Sequence[str], what: str) -> list[Any]:
+    def _array(self, arguments: Sequence[str], content: str) -> list[Any]:
         output = self._run(arguments)
-        told = payload(output)
-        if output.status != 0 or not isinstance(told, list):
-            raise BeadsError(f"bd does not list {what}: {why(output)}")
-        return told
+        documents = payload(output)
+        if output.status != 0 or not isinstance(documents, list):
+            raise BeadsError(f"bd does not list {content}: {why(output)}")
+        return documents
 
     def _read_back(self, output: Output) -> Issues:
         """List all issues after a change. Raises BeadsError with carried_out None if that fails."""
         try:
             return self.everything(fresh=True)
         except BeadsError as error:
-            what = f"{why(output)}, and reading back failed: {error}"
-            raise BeadsError(f"whether bd has done it cannot be told: {what}", carried_out=None) from error
-
-
-def why(output: Output) -> str:
-    """Return the reason of a failed call, as far as bd prints one."""
-    if output.status is None:
-        return "bd was ended at its time limit"
-    if output.status < 0:
-        return f"bd was ended by signal {-output.status}"
-    return complaint(output) or f"bd ended with {output.status} and does not say why"
-
-
-def said(output: Output) -> tuple[str, ...]:
-    """Return the notices of a call whose change is stored, one line each, and its error if it failed."""
-    failed = () if output.status == 0 else (why(output),)
-    return (*failed, *(line for line in notices(output) if line not in failed))
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A change that is stored, as reading it back has confirmed."""
-
-    issue: BeadsIssue
-    """The issue after the change. For a dependency, the blocked issue."""
-    after: Issues
-    said: tuple[str, ...] = ()
-    """Notices of bd, one line each, and its error if it failed after it stored everything."""
-
-
-class BdClient(Calls):
-    """bd within `Beads.turn`, for one thread. Ids are full. An unknown issue is a BeadsError, except for `find`.
-
-    Each change costs one call of bd and one `list`. `everything` caches the list until the next change.
-    """
-
-    def __init__(self, program: Program, held: Lock, actor: str) -> None:
-        super().__init__(program, held, actor)
-        self._made: set[str] = set()
+            reasons = f"{why(output)}, and reading back failed: {error}"
+            raise BeadsError(f"it is unknown whether bd has stored the change: {reasons}", carried_out=None) from error
 
     def create_issue(self, new: NewIssue, permit: Permit) -> Stored:
         """Create a whole issue, or none. A message is created as a permanent issue, which `list` shows."""
@@ -289,164 +273,147 @@ class BdClient(Calls):
         if new.issue_type == MESSAGE:
             output = self._make_message(output, mark)
         after = self._read_back(output)
-        made = _marked(after, mark)
-        if made is None:
-            raise _nothing_made(output)
-        if made.id in before:
-            raise BeadsError(f"bd has written over {made.id}, which was there", carried_out=None)
-        self._made.add(made.id)
-        missing = creation.missing(made)
-        if missing:
-            self._take_away(made.id, permit, f"{_words(missing)} could not be stored ({why(output)})")
-        return Stored(made, after, said(output))
+        issue = _marked(after, mark)
+        if issue is None:
+            raise _not_created(output)
+        if issue.id in before:
+            raise BeadsError(f"bd has overwritten the existing issue {issue.id}", carried_out=None)
+        self._created.add(issue.id)
+        if missing := creation.missing(issue):
+            reason = f"{_words(missing)} could not be stored ({why(output)})"
+            output, after = self._delete(issue.id, permit)
+            if issue.id in after:
+                reason = f"{issue.id} is created in part: {reason}; deleting it failed: {why(output)}"
+                raise BeadsError(reason, carried_out=None)
+            raise BeadsError(f"nothing is created: {reason}")
+        return Stored(issue, after)
 
-    def undo_create(self, made: Stored, permit: Permit) -> Issues:  # noqa: ARG002 - a change requires one
+    def undo_create(self, created: Stored, permit: Permit) -> Issues:
         """Delete an issue that this turn created; return the remaining ones. Raises UsageError for another issue."""
-        id_ = made.issue.id
-        if id_ not in self._made:
-            raise UsageError(f"{id_} was not created just now; only that can be taken away again")
-        output, after = self._change(command("delete", self._actor, [("force", None)], [id_]))
-        if id_ in after:
-            raise BeadsError(f"bd has not taken {id_} away again: {why(output)}")
-        self._made.discard(id_)
+        issue_id = created.issue.id
+        if issue_id not in self._created:
+            raise UsageError(f"{issue_id} was not created just now, so it cannot be deleted")
+        output, after = self._delete(issue_id, permit)
+        if issue_id in after:
+            raise BeadsError(f"bd has not deleted {issue_id}: {why(output)}")
         return after
 
-    def update_issue(  # noqa: PLR0913 - one argument for each field
+    def update_issue(
         self,
         id: str,  # noqa: A002 - it is bd's word
         permit: Permit,
         *,
-        title: str | None = None,
-        status: str | None = None,
-        priority: int | None = None,
-        assignee: str | None = None,
-        description: str | None = None,
-        design: str | None = None,
-        acceptance: str | None = None,
-        notes: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         add_labels: Sequence[str] = (),
         remove_labels: Sequence[str] = (),
-        parent: str | None = None,
+        **fields: str | int | None,
     ) -> Stored:
-        """Change fields of an issue. None keeps a value, "" clears it. `metadata` is merged into the old metadata.
+        """Change title, status, priority, assignee, description, design, acceptance or notes (`fields`) of an issue.
 
-        `status` is a word of bd. Raises UsageError for `closed`: only `close_issue` makes bd check for blockers.
+        None keeps a value, "" clears it. `metadata` is merged into the old metadata. `status` is a word of bd. Raises
+        UsageError for `closed`: only `close_issue` makes bd check for blockers.
         """
         issue = self.issue(id)
-        if parent:
-            self.issue(parent)
-        texts = {
-            "title": title,
-            "status": status,
-            "priority": None if priority is None else str(priority),
-            "assignee": assignee,
-            "description": description,
-            "design": design,
-            "acceptance": acceptance,
-            "notes": notes,
-        }
+        texts = {name: str(value) for name, value in fields.items() if value is not None}
         merged = None if metadata is None else {**issue.metadata, **metadata}
-        update = Update(texts, merged, add_labels, remove_labels, parent)
+        update = Update(texts, merged, add_labels, remove_labels)
         flags = update.flags()
         if not flags:
             return Stored(issue, self.everything())
-        return self._change_one(command("update", self._actor, flags, [id]), id, update.missing, permit)
+        return self._change(command("update", self._actor, flags, [id]), id, update.missing, permit)
 
     def close_issue(self, id: str, permit: Permit, *, reason: str = "") -> Stored:  # noqa: A002 - it is bd's word
         """Close an issue. Raises BeadsError if bd refuses because of a blocker."""
-        self.issue(id)
 
-        def missing(now: BeadsIssue) -> Missing:
-            told = [] if not reason or same(now.close_reason, reason) else ["reason"]
-            return told if now.is_closed else ["status", *told]
+        def missing(issue: BeadsIssue) -> Missing:
+            is_stored = not reason or same(issue.close_reason, reason)
+            return [*(() if issue.is_closed else ("status",)), *(() if is_stored else ("reason",))]
 
         flags: list[Flag] = [("reason", reason)] if reason else []
-        return self._change_one(command("close", self._actor, flags, [id]), id, missing, permit)
+        return self._change(command("close", self._actor, flags, [id]), id, missing, permit)
 
     def reopen_issue(self, id: str, permit: Permit, *, reason: str = "") -> Stored:  # noqa: A002 - it is bd's word
         """Reopen a closed issue."""
-        self.issue(id)
 
-        def missing(now: BeadsIssue) -> Missing:
-            return [] if now.status == OPEN else ["status"]
+        def missing(issue: BeadsIssue) -> Missing:
+            return [] if issue.status == OPEN else ["status"]
 
         flags: list[Flag] = [("reason", reason)] if reason else []
-        return self._change_one(command("reopen", self._actor, flags, [id]), id, missing, permit)
+        return self._change(command("reopen", self._actor, flags, [id]), id, missing, permit)
 
     def add_dependency(self, blocked: str, blocker: str, kind: str, permit: Permit) -> Stored:
         """Make `blocked` depend on `blocker`. `kind` is a word of bd, which hardly validates it."""
-        self.issue(blocked)
         self.issue(blocker)
         edge = Edge(blocked, blocker, kind)
 
-        def missing(now: BeadsIssue) -> Missing:
-            return [] if edge in now.edges else ["edge"]
+        def missing(issue: BeadsIssue) -> Missing:
+            return [] if edge in issue.edges else ["edge"]
 
         arguments = command("dep add", self._actor, [("type", kind)], [blocked, blocker])
-        return self._change_one(arguments, blocked, missing, permit)
+        return self._change(arguments, blocked, missing, permit)
 
     def remove_dependency(self, blocked: str, blocker: str, permit: Permit) -> Stored:
         """Remove the dependency of `blocked` on `blocker`, whatever its kind."""
-        self.issue(blocked)
         self.issue(blocker)
 
-        def missing(now: BeadsIssue) -> Missing:
-            return ["removal"] if any(edge.on == blocker for edge in now.edges) else []
+        def missing(issue: BeadsIssue) -> Missing:
+            return ["removal"] if any(edge.on == blocker for edge in issue.edges) else []
 
-        arguments = command("dep remove", self._actor, named=[blocked, blocker])
-        return self._change_one(arguments, blocked, missing, permit)
+        return self._change(command("dep remove", self._actor, words=[blocked, blocker]), blocked, missing, permit)
 
     def add_comment(self, id: str, text: str, permit: Permit) -> Stored:  # noqa: A002, ARG002 - as above
         """Add a comment to an issue. Reads back its comments only."""
         issue = self.issue(id)
         if not text.strip():
-            raise UsageError("a comment must say something")
-        known = self.everything()
-        output = self._run(command("comments add", self._actor, named=[id, text]))
-        told = payload(output)
-        mark = told.get("id") if isinstance(told, dict) else None
+            raise UsageError("a comment needs a text")
+        issues = self.everything()
+        output = self._run(command("comments add", self._actor, words=[id, text]))
+        comment_id = _printed_id(output)
         try:
-            found = self.comments(id)
+            comments = self.comments(id)
         except BeadsError as error:
-            raise BeadsError(f"whether the comment is stored cannot be told: {error}", carried_out=None) from error
-        new = [each for each in found if each.id == mark] or found[issue.comment_count :]
-        if not any(same(each.text, text) and each.author == self._actor for each in new):
+            raise BeadsError(f"it is unknown whether bd has stored the comment: {error}", carried_out=None) from error
+        new = [comment for comment in comments if comment.id == comment_id] or comments[issue.comment_count :]
+        if not any(same(comment.text, text) and comment.author == self._actor for comment in new):
             raise BeadsError(f"bd has not stored the comment: {why(output)}")
-        return Stored(issue, known, said(output))
+        return Stored(issue, issues)
 
     def _make_message(self, output: Output, mark: str) -> Output:
         """Change the type of the created task to message."""
-        told = payload(output)
-        id_ = told.get("id") if output.status == 0 and isinstance(told, dict) else None
-        if not isinstance(id_, str):
-            made = _marked(self._read_back(output), mark)
-            if made is None:
+        issue_id = _printed_id(output) if output.status == 0 else None
+        if not isinstance(issue_id, str):
+            issue = _marked(self._read_back(output), mark)
+            if issue is None:
                 return output
-            id_ = made.id
-        return self._run(command("update", self._actor, [("type", MESSAGE)], [id_]))
+            issue_id = issue.id
+        return self._run(command("update", self._actor, [("type", MESSAGE)], [issue_id]))
 
-    def _change(self, arguments: Sequence[str]) -> tuple[Output, Issues]:
-        """Run a command that changes an issue, and list all issues whatever its exit status is."""
-        output = self._run(arguments)
-        return output, self._read_back(output)
+    def _delete(self, id: str, permit: Permit) -> tuple[Output, Issues]:  # noqa: A002, ARG002 - as above
+        """Try to delete an issue that this turn created; return the remaining ones."""
+        output = self._run(command("delete", self._actor, [("force", None)], [id]))
+        after = self._read_back(output)
+        if id not in after:
+            self._created.discard(id)
+        return output, after
 
-    def _change_one(
+    def _change(
         self,
         arguments: Sequence[str],
         id: str,  # noqa: A002 - it is bd's word
         missing: Callable[[BeadsIssue], Missing],
         permit: Permit,  # noqa: ARG002 - a change requires one
     ) -> Stored:
-        was_missing = missing(self.issue(id))
-        output, after = self._change(arguments)
-        now = after.get(id)
-        if now is None:
-            raise BeadsError(f"{id} is gone after bd was asked to change it: {why(output)}", carried_out=None)
-        left = missing(now)
+        """Run a command that changes an issue, and compare whatever its exit status is."""
+        before = missing(self.issue(id))
+        output = self._run(arguments)
+        after = self._read_back(output)
+        issue = after.get(id)
+        if issue is None:
+            raise BeadsError(f"{id} no longer exists after a change by bd: {why(output)}", carried_out=None)
+        left = missing(issue)
         if not left:
-            return Stored(now, after, said(output))
-        done = tuple(part for part in was_missing if part not in left)
+            return Stored(issue, after)
+        done = tuple(part for part in before if part not in left)
         if not done:
             raise BeadsError(f"bd has not changed {id}: {why(output)}", missing=tuple(left))
         raise BeadsError(
@@ -456,22 +423,17 @@ class BdClient(Calls):
             missing=tuple(left),
         )
 
-    def _take_away(self, id: str, permit: Permit, reason: str) -> None:  # noqa: A002, ARG002 - as above
-        """Delete an issue that was created only in part, and raise BeadsError with the reason."""
-        output, after = self._change(command("delete", self._actor, [("force", None)], [id]))
-        if id in after:
-            what = f"{id} is created in part: {reason}; taking it away failed: {why(output)}"
-            raise BeadsError(what, carried_out=None)
-        self._made.discard(id)
-        raise BeadsError(f"nothing is created: {reason}")
+
+def _printed_id(output: Output) -> Any:
+    document = payload(output)
+    return document.get("id") if isinstance(document, dict) else None
 
 
-def _nothing_made(output: Output) -> BeadsError:
+def _not_created(output: Output) -> BeadsError:
     """Return the error. If bd is configured to create issues elsewhere, it prints an id that `list` does not show."""
-    told = payload(output)
-    id_ = told.get("id") if output.status == 0 and isinstance(told, dict) else None
-    if id_:
-        return BeadsError(f"bd says that it has created {id_}, which is not among these issues", carried_out=None)
+    issue_id = _printed_id(output) if output.status == 0 else None
+    if issue_id:
+        return BeadsError(f"bd reports that it created {issue_id}, which is not among these issues", carried_out=None)
     return BeadsError(f"bd has created nothing: {why(output)}")
 
 

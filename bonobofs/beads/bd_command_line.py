@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 
-class Unanswered(Exception):  # noqa: N818 - a refusal, not an error
+class UnsupportedCommand(Exception):  # noqa: N818 - a refusal, not an error
     """The gate refuses a command line. `rule` is the rule without `beads.`, `about` a sentence with details."""
 
     def __init__(self, rule: str, about: str = "") -> None:
@@ -56,7 +56,7 @@ def form(values: str = "", switches: str = "", words: tuple[int, int] = (0, 0)) 
     return Form(_spelled(values), _spelled(switches), *words)
 
 
-def parse(arguments: Sequence[str], known: Form) -> Parsed:
+def parse(arguments: Sequence[str], form: Form) -> Parsed:
     """Raises Unanswered for an unknown flag, a missing value, a wrong number of words, or a file (`@...`)."""
     words: list[str] = []
     values: dict[str, list[str]] = {}
@@ -71,59 +71,59 @@ def parse(arguments: Sequence[str], known: Form) -> Parsed:
             words.append(argument)
         elif argument.startswith("--"):
             name, has_value, value = argument[2:].partition("=")
-            _take(known, name, value if has_value else None, rest, values, switches)
+            _take(form, name, value if has_value else None, rest, values, switches)
         else:
-            _take_short(known, argument[1:], rest, values, switches)
-    for text in (*words, *(text for given in values.values() for text in given)):
+            _take_short(form, argument[1:], rest, values, switches)
+    for text in (*words, *(text for texts in values.values() for text in texts)):
         if text.startswith("@"):
-            raise Unanswered("file", f"This is about {text!a}.")
-    if not known.least <= len(words) <= known.most:
-        raise Unanswered("form", f"It has {len(words)} words beside its flags.")
-    return Parsed(tuple(words), {name: tuple(given) for name, given in values.items()}, frozenset(switches))
+            raise UnsupportedCommand("file", f"This is about {text!a}.")
+    if not form.least <= len(words) <= form.most:
+        raise UnsupportedCommand("form", f"It has {len(words)} words that are not flags.")
+    return Parsed(tuple(words), {name: tuple(texts) for name, texts in values.items()}, frozenset(switches))
 
 
 def _take(
-    known: Form, name: str, value: str | None, rest: list[str], values: dict[str, list[str]], switches: set[str]
+    form: Form, name: str, value: str | None, rest: list[str], values: dict[str, list[str]], switches: set[str]
 ) -> None:
-    if name in known.switches:
+    if name in form.switches:
         if value not in (None, "true"):
-            raise Unanswered("flag", f"This is about --{ascii(name)[1:-1]}, which has no value.")
-        switches.add(known.switches[name])
-    elif name in known.values:
+            raise UnsupportedCommand("flag", f"This is about --{ascii(name)[1:-1]}, which has no value.")
+        switches.add(form.switches[name])
+    elif name in form.values:
         if value is None:
             if not rest:
-                raise Unanswered("form", f"A value is missing after --{name}.")
+                raise UnsupportedCommand("form", f"A value is missing after --{name}.")
             value = rest.pop(0)
-        values.setdefault(known.values[name], []).append(value)
+        values.setdefault(form.values[name], []).append(value)
     else:
-        raise Unanswered("flag", f"This is about --{ascii(name)[1:-1]}.")
+        raise UnsupportedCommand("flag", f"This is about --{ascii(name)[1:-1]}.")
 
 
-def _take_short(known: Form, letters: str, rest: list[str], values: dict[str, list[str]], switches: set[str]) -> None:
+def _take_short(form: Form, letters: str, rest: list[str], values: dict[str, list[str]], switches: set[str]) -> None:
     """Parse `-p1`, `-p=1`, `-p 1`, and several switches in one argument, which may end in a flag with a value."""
     while letters:
         letter, letters = letters[0], letters[1:]
-        if letter in known.switches:
-            switches.add(known.switches[letter])
-        elif letter in known.values:
+        if letter in form.switches:
+            switches.add(form.switches[letter])
+        elif letter in form.values:
             if letters:
                 value = letters.removeprefix("=")
             elif rest:
                 value = rest.pop(0)
             else:
-                raise Unanswered("form", f"A value is missing after -{letter}.")
-            values.setdefault(known.values[letter], []).append(value)
+                raise UnsupportedCommand("form", f"A value is missing after -{letter}.")
+            values.setdefault(form.values[letter], []).append(value)
             return
         else:
-            raise Unanswered("flag", f"This is about -{ascii(letter)[1:-1]}.")
+            raise UnsupportedCommand("flag", f"This is about -{ascii(letter)[1:-1]}.")
 
 
 def _spelled(flags: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for flag in flags.split():
         name, *others = flag.split(":")
-        found |= dict.fromkeys((name, *others), name)
-    return found
+        names |= dict.fromkeys((name, *others), name)
+    return names
 
 
 def joined(forms: Iterable[Form]) -> Form:
@@ -225,23 +225,26 @@ _FILES: Final = frozenset({"body-file", "design-file", "reason-file", "file", "g
 """Flags by which bd would read or write a file. Their refusal gives this reason."""
 
 
-class Reading(NamedTuple):
+class ReadCommand(NamedTuple):
     """A command line for the real bd, which only reads. It is rebuilt from the parsed one."""
 
     arguments: tuple[str, ...]
     """All arguments, the command first."""
 
 
+OPERATIONS: Final = ("create", "update", "close", "reopen", "tie", "untie", "label", "comment")
+
+
 class Step(NamedTuple):
     """One operation of the gate."""
 
     name: str
-    """create, update, close, reopen, tie, untie, label or comment."""
+    """One of OPERATIONS."""
     issue: str
     arguments: Mapping[str, Any]
 
 
-class Asking(NamedTuple):
+class WriteCommand(NamedTuple):
     """Operations for the gate, in order, until one is refused."""
 
     command: str
@@ -250,28 +253,28 @@ class Asking(NamedTuple):
     silent: bool = False
 
 
-def understand(arguments: Sequence[str]) -> Reading | Asking:
+def parse_command_line(arguments: Sequence[str]) -> ReadCommand | WriteCommand:
     """Parse a command line. Raises Unanswered if the gate refuses it."""
-    before, words = _leading(arguments)
+    before, words = _split_flags(arguments)
     if not words:
-        return Reading(("help",))
-    name, rest = _named(words)
+        return ReadCommand(("help",))
+    name, rest = _split_command(words)
     if name not in READING and name not in WRITING:
-        raise Unanswered("command", f"This is about {ascii(name)[1:-1]}.")
+        raise UnsupportedCommand("command", f"This is about {ascii(name)[1:-1]}.")
     if {"-h", "--help"} & {*before, *rest[: rest.index("--") if "--" in rest else None]}:
-        return Reading(("help", *name.split()))
+        return ReadCommand(("help", *name.split()))
     if name == "help" and not all(_WORD.fullmatch(word) for word in rest):
-        raise Unanswered("form", "Help is there for commands.")
-    given = [*before, *rest]
-    if files := [argument for argument in given if argument.startswith("--") and _flag(argument) in _FILES]:
-        raise Unanswered("file", f"This is about --{_flag(files[0])}.")
-    parsed = parse(given, joined((_EVERYWHERE, {**READING, **WRITING}[name])))
+        raise UnsupportedCommand("form", "bd help takes the name of a command.")
+    every = [*before, *rest]
+    if files := [argument for argument in every if argument.startswith("--") and _flag(argument) in _FILES]:
+        raise UnsupportedCommand("file", f"This is about --{_flag(files[0])}.")
+    parsed = parse(every, joined((_EVERYWHERE, {**READING, **WRITING}[name])))
     if name in READING:
-        return Reading(_written_out(name, parsed))
-    return Asking(name, tuple(_STEPS[name](parsed)), "json" in parsed.switches, "silent" in parsed.switches)
+        return ReadCommand(_rebuilt(name, parsed))
+    return WriteCommand(name, tuple(_STEPS[name](parsed)), "json" in parsed.switches, "silent" in parsed.switches)
 
 
-def _leading(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the flags before the command, which take no values, and the rest."""
     for at, argument in enumerate(arguments):
         if not argument.startswith("-"):
@@ -283,7 +286,7 @@ def _leading(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(arguments), []
 
 
-def _named(words: list[str]) -> tuple[str, list[str]]:
+def _split_command(words: list[str]) -> tuple[str, list[str]]:
     """Return the command, of one or two words, and the words after it."""
     if words[0] in _FAMILIES and len(words) > 1:
         two = " ".join(words[:2])
@@ -296,8 +299,8 @@ def _named(words: list[str]) -> tuple[str, list[str]]:
     return _ALIASES.get(words[0], words[0]), words[1:]
 
 
-def _written_out(name: str, parsed: Parsed) -> tuple[str, ...]:
-    flags = [f"--{flag}={value}" for flag, given in parsed.values.items() for value in given]
+def _rebuilt(name: str, parsed: Parsed) -> tuple[str, ...]:
+    flags = [f"--{flag}={value}" for flag, texts in parsed.values.items() for value in texts]
     words = parsed.words if name == "help" else ("--", *parsed.words) if parsed.words else ()
     return (*name.split(), *flags, *(f"--{switch}" for switch in sorted(parsed.switches)), *words)
 
@@ -313,7 +316,7 @@ def _texts(parsed: Parsed, *names: str) -> dict[str, Any]:
 def _create(parsed: Parsed) -> list[Step]:
     title = parsed.last("title")
     if (title is None) != bool(parsed.words):
-        raise Unanswered("form", "It needs one title.")
+        raise UnsupportedCommand("form", "It needs one title.")
     fields = _texts(parsed, "description", "design", "acceptance", "notes", "assignee", "parent")
     fields["title"] = parsed.words[0] if title is None else title
     fields["type"] = parsed.last("type") or "task"
@@ -345,21 +348,21 @@ def _lists(parsed: Parsed, **names: str) -> dict[str, Any]:
     return {name: parsed.each(flag) for flag, name in names.items() if flag in parsed.values}
 
 
-def _ending(name: str) -> Any:
+def _close_or_reopen(name: str) -> Any:
     return lambda parsed: [Step(name, issue, {"reason": parsed.last("reason")}) for issue in parsed.words]
 
 
 def _tie(parsed: Parsed) -> list[Step]:
     others = [*parsed.words[1:], *(parsed.values.get("blocked-by", ())), *(parsed.values.get("depends-on", ()))]
     if len(others) != 1:
-        raise Unanswered("form", "It needs the issue, and one that it depends on.")
+        raise UnsupportedCommand("form", "It needs an issue and one blocker.")
     return [Step("tie", parsed.words[0], {"other": others[0], "type": parsed.last("type") or "blocks"})]
 
 
 def _block(parsed: Parsed) -> list[Step]:
     blocked = parsed.last("blocks")
     if blocked is None:
-        raise Unanswered("form", "It needs --blocks with the issue that is blocked.")
+        raise UnsupportedCommand("form", "It needs --blocks with the issue that is blocked.")
     return [Step("tie", blocked, {"other": parsed.words[0], "type": "blocks"})]
 
 
@@ -374,8 +377,8 @@ def _comment(parsed: Parsed) -> list[Step]:
 _STEPS: Final[Mapping[str, Any]] = {
     "create": _create,
     "update": _update,
-    "close": _ending("close"),
-    "reopen": _ending("reopen"),
+    "close": _close_or_reopen("close"),
+    "reopen": _close_or_reopen("reopen"),
     "dep": _block,
     "dep add": _tie,
     "dep remove": lambda parsed: [Step("untie", parsed.words[0], {"other": parsed.words[1]})],

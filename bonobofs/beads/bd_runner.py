@@ -79,7 +79,7 @@ class Program:
         """
         with _Stream() as stdout, _Stream() as stderr:
             try:
-                started = subprocess.Popen(
+                process = subprocess.Popen(
                     [self.path, *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=stdout.descriptor,
@@ -91,23 +91,23 @@ class Program:
                     **self._around.ids,
                 )
             except ValueError as error:
-                raise UsageError(f"bd cannot be told that: {error}") from error
+                raise UsageError(f"bd cannot take this argument: {error}") from error
             except OSError as error:
                 if error.errno == errno.E2BIG:
-                    raise UsageError("bd cannot be told so long a text; shorten it to 100 KB") from error
+                    raise UsageError("the text is too long for bd; shorten it to 100 KB") from error
                 raise BeadsError(f"{self.path} cannot be started: {error.strerror}; {INSTALL}") from error
-            in_time = _await_end(started, self._limit, lock)
-            return Output(started.returncode if in_time else None, stdout.text(), stderr.text())
+            in_time = _await_end(process, self._limit, lock)
+            return Output(process.returncode if in_time else None, stdout.text(), stderr.text())
 
     def check_version(self, lock: Lock) -> str:
         """Return the version. Raises BeadsError if it is unknown or not supported."""
         output = self.run(["version", "--json"], lock)
-        told = payload(output)
-        word = told.get("version") if isinstance(told, dict) else output.stdout
+        document = payload(output)
+        word = document.get("version") if isinstance(document, dict) else output.stdout
         numbers = _VERSION.search(word) if isinstance(word, str) and output.status == 0 else None
         if numbers is None:
-            why = complaint(output) or "it does not say"
-            raise BeadsError(f"{self.path} does not tell its version ({why}); {INSTALL}")
+            reason = complaint(output) or "it gives no reason"
+            raise BeadsError(f"{self.path} does not print its version ({reason}); {INSTALL}")
         version = tuple(map(int, numbers.groups()))
         if not OLDEST <= version < BEFORE:
             raise BeadsError(f"{self.path} is bd {numbers.group()}, which is not supported; {INSTALL}")
@@ -130,18 +130,18 @@ class _Stream:
         return os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0).decode("utf-8", "replace")
 
 
-def _await_end(started: subprocess.Popen[bytes], limit: float, lock: Lock) -> bool:
+def _await_end(process: subprocess.Popen[bytes], limit: float, lock: Lock) -> bool:
     """Wait for the process, then kill its process group. Returns False if it reached the time limit."""
     try:
-        lock.note(started.pid, limit + GRACE)
-        in_time = _has_ended(started.pid, limit)
+        lock.note(process.pid, limit + GRACE)
+        in_time = _has_ended(process.pid, limit)
         if not in_time:
-            _signal_group(started.pid, signal.SIGTERM)
-            _has_ended(started.pid, GRACE)
+            _signal_group(process.pid, signal.SIGTERM)
+            _has_ended(process.pid, GRACE)
     finally:
         # The kernel does not reuse the pid before wait(), so this kills no other group.
-        _signal_group(started.pid, signal.SIGKILL)
-        started.wait()
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
     return in_time
 
 
@@ -182,27 +182,21 @@ def payload(output: Output) -> Any:
 def complaint(output: Output) -> str:
     """Return the error that bd prints, on one line; "" if it prints none."""
     for stream in (output.stdout, output.stderr):
-        found = _payload(stream)
-        if isinstance(found, dict) and "error" in found:
-            return _line(str(found.get("message") or found["error"]))
+        document = _payload(stream)
+        if isinstance(document, dict) and "error" in document:
+            return _line(str(document.get("message") or document["error"]))
     if output.status == 0:
         return ""
     # The error stands before the usage text, or after the notices.
     lines = [line.strip() for line in output.stderr.partition("\nUsage:")[0].splitlines() if line.strip()]
-    wrong = [line for line in lines if line.lower().startswith("error")]
-    told = (wrong or lines or [""])[0 if wrong else -1]
-    return _line(told.removeprefix("Error: "))
-
-
-def notices(output: Output) -> tuple[str, ...]:
-    """Return the notices on standard error, one line each."""
-    lines = output.stderr.splitlines() if _payload(output.stderr) is None else ()
-    return tuple(_line(line) for line in lines if line.strip())
+    errors = [line for line in lines if line.lower().startswith("error")]
+    line = (errors or lines or [""])[0 if errors else -1]
+    return _line(line.removeprefix("Error: "))
 
 
 def _payload(text: str) -> Any:
     """Return the longest JSON that starts a line, because JSON in a notice is shorter than an answer."""
-    found: Any = None
+    document: Any = None
     longest = start = 0
     while (start := _opening(text, start)) >= 0:
         try:
@@ -211,11 +205,11 @@ def _payload(text: str) -> Any:
             end = start + 1
         else:
             if end - start > longest:
-                found, longest = value, end - start
+                document, longest = value, end - start
         start = end
-    if isinstance(found, dict) and found.keys() >= {"data", "schema_version"}:
-        return found["data"]
-    return found
+    if isinstance(document, dict) and document.keys() >= {"data", "schema_version"}:
+        return document["data"]
+    return document
 
 
 def _opening(text: str, start: int) -> int:
@@ -274,7 +268,7 @@ def hold_lock(home: Path, beads: Path, seconds: float) -> Iterator[Lock]:
         path = lock_path(home, beads)
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise BeadsError(f"the lock of {beads} cannot be had: {error.strerror}") from error
+        raise BeadsError(f"cannot open the lock of {beads}: {error.strerror}") from error
     try:
         _wait(descriptor, beads, seconds)
         try:
@@ -365,29 +359,30 @@ def surroundings(home: Path, beads: Path) -> Iterator[Surroundings]:
     try:
         owner = beads.stat()
         if os.geteuid() != 0 or owner.st_uid == 0:
-            own, made = None, _made(home / "beads", path, {})
+            temporary, places = None, _prepare(home / "beads", path, {})
         else:
-            own = Path(tempfile.mkdtemp(prefix="bonobofs-bd-", dir=_FOR_OTHERS))
-            made = _made(own, path, _ids(owner))
-            for each, mode in ((own, 0o755), (made.cwd, 0o755), (made.configuration, 0o644)):
-                each.chmod(mode)
-            os.chown(made.home, owner.st_uid, owner.st_gid)
+            temporary = Path(tempfile.mkdtemp(prefix="bonobofs-bd-", dir=_FOR_OTHERS))
+            places = _prepare(temporary, path, _ids(owner))
+            for place, mode in ((temporary, 0o755), (places.cwd, 0o755), (places.configuration, 0o644)):
+                place.chmod(mode)
+            os.chown(places.home, owner.st_uid, owner.st_gid)
     except OSError as error:
-        raise BeadsError(f"there is no place for bd to run: {error}") from error
+        raise BeadsError(f"cannot create the directories for bd: {error}") from error
     try:
-        yield made
+        yield places
     finally:
-        if own is not None:
-            shutil.rmtree(own)
+        if temporary is not None:
+            shutil.rmtree(temporary)
 
 
-def _made(directory: Path, path: str, ids: Ids) -> Surroundings:
-    made = Surroundings(directory / "home", directory / "empty", directory / "gitconfig", path, ids)
-    for each in (made.home, made.cwd):
-        each.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not made.configuration.exists() or made.configuration.read_text(encoding="utf-8") != _CONFIGURATION:
-        made.configuration.write_text(_CONFIGURATION, encoding="utf-8")
-    return made
+def _prepare(directory: Path, path: str, ids: Ids) -> Surroundings:
+    """Create the directories and the git configuration below `directory`."""
+    places = Surroundings(directory / "home", directory / "empty", directory / "gitconfig", path, ids)
+    for place in (places.home, places.cwd):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not places.configuration.exists() or places.configuration.read_text(encoding="utf-8") != _CONFIGURATION:
+        places.configuration.write_text(_CONFIGURATION, encoding="utf-8")
+    return places
 
 
 def _ids(owner: os.stat_result) -> Ids:
@@ -406,26 +401,27 @@ INSTALL: Final = (
 
 def find_program(home: Path, beads: Path) -> Path:
     """Return `$BONOBOFS_BD`, else `bd` on PATH. Raises BeadsError if there is none, or if agents can write it."""
-    named = os.environ.get("BONOBOFS_BD")
+    chosen = os.environ.get("BONOBOFS_BD")
     path = search_path(home, beads)
-    found = shutil.which(named or "bd", path=path)
-    if found is None and named:
-        raise BeadsError(f"BONOBOFS_BD names {named}, which is no program; {INSTALL}")
-    if found is None:
-        closed = "" if path == os.environ.get("PATH") else " outside of the directories that agents can write"
-        raise BeadsError(f"there is no bd on PATH{closed}; {INSTALL}")
-    if _is_below(os.path.realpath(found), _of_agents(home, beads)):
-        raise BeadsError(f"{found} lies where agents can write, and is not run; {INSTALL}")
-    return Path(found).absolute()
+    program = shutil.which(chosen or "bd", path=path)
+    if program is None and chosen:
+        raise BeadsError(f"BONOBOFS_BD names {chosen}, which is no program; {INSTALL}")
+    if program is None:
+        excluded = "" if path == os.environ.get("PATH") else " outside of the directories that agents can write"
+        raise BeadsError(f"there is no bd on PATH{excluded}; {INSTALL}")
+    if _is_below(os.path.realpath(program), _of_agents(home, beads)):
+        raise BeadsError(f"{program} is not run, because agents can write it; {INSTALL}")
+    return Path(program).absolute()
 
 
 def search_path(home: Path, beads: Path) -> str:
     """Return PATH without relative directories and directories that agents can write."""
-    closed = _of_agents(home, beads)
-    absolute = [each for each in os.environ.get("PATH", os.defpath).split(":") if os.path.isabs(each)]
+    excluded = _of_agents(home, beads)
+    directories = [each for each in os.environ.get("PATH", os.defpath).split(":") if os.path.isabs(each)]
     # Compare the written path first: realpath can hang in a dead mount.
-    named = [each for each in absolute if not _is_below(os.path.normpath(each), closed)]
-    return ":".join(each for each in named if not _is_below(os.path.realpath(each), closed))
+    for resolve in (os.path.normpath, os.path.realpath):
+        directories = [each for each in directories if not _is_below(resolve(each), excluded)]
+    return ":".join(directories)
 
 
 def _of_agents(home: Path, beads: Path) -> list[str]:

@@ -34,16 +34,16 @@ def main() -> int:
     return int(answer["status"])
 
 
-def _failed(told: str, status: int = 1, denied: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    return {"status": status, "stdout": "", "stderr": told, "denied": denied or []}
+def _failed(stderr: str, status: int = 1, denied: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    return {"status": status, "stdout": "", "stderr": stderr, "denied": denied or []}
 
 
 def _refusal(words: list[str], decision: dict[str, Any]) -> str:
     """Format a denial: one line of JSON for programs, and one line of text for people."""
     subcommand = next((word for word in words if not word.startswith("-")), "")
     document = {"error": decision["reason"], **decision, "subcommand": subcommand}
-    told = " ".join(filter(None, (decision["reason"], decision.get("about"), decision["instead"])))
-    return f"{json.dumps(document)}\nbd: {told}\n"
+    line = " ".join(filter(None, (decision["reason"], decision.get("about"), decision["instead"])))
+    return f"{json.dumps(document)}\nbd: {line}\n"
 
 
 def _write(descriptor: int, text: str) -> None:

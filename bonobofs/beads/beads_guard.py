@@ -16,10 +16,9 @@ records it with result `error`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
-from bonobofs.beads import Beads, BeadsIssue, find_beads
+from bonobofs.beads import Beads, BeadsIssue
 from bonobofs.beads.issue_service import IssueService
 from bonobofs.files.results import GuardedSession, ValidationResult, recorded, result_of
 from bonobofs.policy.request import Operation
@@ -52,10 +51,8 @@ class BeadsGuard:
 
         Raises BeadsError if the workspace has no `.beads`.
         """
-        if beads is None:
-            beads = Beads(find_beads(Path(session.place), session.home), session.home, session.guard.agent)
         self._session: Final = session
-        self._acting: Final = IssueService(session, beads)
+        self._service: Final = IssueService(session, beads)
 
     def validate_create(
         self,
@@ -68,17 +65,17 @@ class BeadsGuard:
     ) -> ValidationResult:
         """Return whether the agent may create this issue."""
         fields = {"labels": labels, "assignee": assignee, "parent": parent}
-        return result_of(self._acting.validate_create(title, issue_type, fields, agent, "validate_create"))
+        call = self._service.create(title, issue_type, None, fields)
+        return result_of(self._service.validate(call, agent, "validate_create"))
 
     def validate_update(self, issue_id: str, changes: Mapping[str, Any], agent: str) -> ValidationResult:
         """Return whether the agent may make these changes. The keys are those of `guarded_update`."""
-        return result_of(self._acting.validate_update(issue_id, changes, agent, "validate_update"))
+        return result_of(self._service.validate(self._service.update(issue_id, changes), agent, "validate_update"))
 
     def validate_dependency(self, blocked_id: str, blocker_id: str, dep_type: str, agent: str) -> ValidationResult:
         """Return whether the agent may add this dependency with `guarded_dependency`."""
-        return result_of(
-            self._acting.validate_dependency(blocked_id, blocker_id, dep_type, agent, "validate_dependency")
-        )
+        call = self._service.tie(blocked_id, blocker_id, dep_type)
+        return result_of(self._service.validate(call, agent, "validate_dependency"))
 
     def guarded_create(self, title: str, issue_type: str, priority: int | str, agent: str, **fields: Any) -> BeadsIssue:
         """Create a whole issue, or none, and return it. `priority` is from 0, the most urgent, to 4.
@@ -86,7 +83,7 @@ class BeadsGuard:
         `fields` are labels, assignee, parent, description, design, acceptance, notes and dependencies. These are a list
         as for `bd create --deps`: ID or TYPE:ID for an issue that it depends on, blocks:ID for one that depends on it.
         """
-        return self._acting.create(title, issue_type, priority, fields, agent, "guarded_create")
+        return self._service.run(self._service.create(title, issue_type, priority, fields), agent, "guarded_create")
 
     def guarded_update(self, issue_id: str, agent: str, **changes: Any) -> None:
         """Change title, description, design, acceptance, notes, priority, assignee ("" for none) or status.
@@ -94,36 +91,36 @@ class BeadsGuard:
         A status is open, in_progress, done or closed. `labels` replaces all labels; `add_labels` and `remove_labels`
         change single ones. Values that the issue already has are not written again.
         """
-        self._acting.update(issue_id, changes, agent, "guarded_update")
+        self._service.run(self._service.update(issue_id, changes), agent, "guarded_update")
 
     def guarded_label(
         self, issue_id: str, agent: str, *, add: list[str] | None = None, remove: list[str] | None = None
     ) -> None:
         """Add labels to an issue, and remove labels from it."""
-        self._acting.label(issue_id, add, remove, agent, "guarded_label")
+        self._service.run(self._service.label(issue_id, add, remove), agent, "guarded_label")
 
     def guarded_close(self, issue_id: str, agent: str, reason: str | None = None) -> None:
         """Close an issue. Refused while a blocker or a child is open."""
-        self._acting.close(issue_id, reason, agent, "guarded_close")
+        self._service.run(self._service.close(issue_id, reason), agent, "guarded_close")
 
     def guarded_reopen(self, issue_id: str, agent: str, reason: str | None = None) -> None:
         """Reopen a closed issue."""
-        self._acting.reopen(issue_id, reason, agent, "guarded_reopen")
+        self._service.run(self._service.reopen(issue_id, reason), agent, "guarded_reopen")
 
     def guarded_dependency(self, blocked_id: str, blocker_id: str, dep_type: str, agent: str) -> None:
         """Make the blocked issue depend on the blocker. For `parent`, the blocked issue is the child.
 
         `dep_type` is blocks, conditional-blocks, waits-for, parent, related or discovered-from.
         """
-        self._acting.tie(blocked_id, blocker_id, dep_type, agent, "guarded_dependency")
+        self._service.run(self._service.tie(blocked_id, blocker_id, dep_type), agent, "guarded_dependency")
 
     def guarded_remove_dependency(self, blocked_id: str, blocker_id: str, agent: str) -> None:
         """Remove the dependency of one issue on another, whatever its type."""
-        self._acting.untie(blocked_id, blocker_id, agent, "guarded_remove_dependency")
+        self._service.run(self._service.untie(blocked_id, blocker_id), agent, "guarded_remove_dependency")
 
     def guarded_comment(self, issue_id: str, comment: str, agent: str) -> None:
         """Add a comment to an issue of any assignee."""
-        self._acting.comment(issue_id, comment, agent, "guarded_comment")
+        self._service.run(self._service.comment(issue_id, comment), agent, "guarded_comment")
 
     def begin_work(self, issue_id: str, agent: str, worktree: str) -> BeadsIssue:
         """Store the UUID of the worktree that is about to be made for an issue, and return the issue.
@@ -131,4 +128,4 @@ class BeadsGuard:
         Refused while the issue waits for open issues, which the refusal names. Afterwards the gate refuses a new
         blocker for the issue.
         """
-        return self._acting.begin(issue_id, worktree, agent, "begin_work")
+        return self._service.run(self._service.begin(issue_id, worktree), agent, "begin_work")

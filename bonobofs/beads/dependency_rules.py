@@ -1,4 +1,4 @@
-"""The rules for dependencies between issues, and the search for cycles. A rule refuses a change with a Fault.
+"""The rules for dependencies between issues, and the search for cycles. A rule raises Fault.
 
 bd looks for cycles along some kinds of edges only. This module searches all edges that order issues.
 """
@@ -10,7 +10,7 @@ from typing import Final
 
 from bonobofs.beads import refusals
 from bonobofs.beads.issue import OPEN, PARENT, Actor, BeadsIssue, Edge, Issues, existing, has_had_worktree, own
-from bonobofs.beads.refusals import Fault, named
+from bonobofs.beads.refusals import Fault, format_ids
 
 NEW: Final = "the new issue"
 """Id of an issue that is not created yet, in its edges. Ids of bd contain no blanks."""
@@ -18,97 +18,92 @@ NEW: Final = "the new issue"
 _NOT_BEGUN: Final = frozenset({OPEN, "blocked", "deferred"})
 
 
-def judge_dependency(issues: Issues, blocked_id: str, blocker_id: str, word: str, who: Actor) -> Fault | Edge | None:
+def judge_dependency(issues: Issues, blocked_id: str, blocker_id: str, word: str, actor: Actor) -> Edge | None:
     """Return the edge to add, or None if it exists."""
-    kind = KINDS.get(word)
-    if kind is None:
-        return Fault(refusals.KIND)
-    blocked = own(issues, blocked_id, who)
-    if isinstance(blocked, Fault):
-        return blocked
+    kind = _kind(word)
+    own(issues, blocked_id, actor)
     return new_edge(issues, (), Edge(blocked_id, blocker_id, kind))
 
 
-def judge_removal(issues: Issues, blocked_id: str, blocker_id: str, who: Actor) -> Fault | Edge | None:
+def judge_removal(issues: Issues, blocked_id: str, blocker_id: str, actor: Actor) -> Edge | None:
     """Return the edge to remove, whatever its kind, or None if there is none."""
-    blocked = own(issues, blocked_id, who)
-    if isinstance(blocked, Fault):
-        return blocked
+    blocked = own(issues, blocked_id, actor)
     return next((edge for edge in blocked.edges if edge.on == blocker_id), None)
 
 
-def judge_begin(issues: Issues, issue_id: str) -> Fault | BeadsIssue:
+def judge_begin(issues: Issues, issue_id: str) -> BeadsIssue:
     """Return the issue if a worktree may be made for it: all its blockers are closed. The parent may be open."""
     issue = existing(issues, issue_id)
-    if isinstance(issue, Fault):
-        return issue
-    waiting = waits_for(issues, issues.edges, issue_id)
-    return Fault(refusals.WAITING, f"It waits for {named(waiting)}.") if waiting else issue
+    if waiting := waits_for(issues, issues.edges, issue_id):
+        raise Fault(refusals.WAITING, f"It waits for {format_ids(waiting)}.")
+    return issue
 
 
-def what_came_in_between(issues: Issues, edge: Edge) -> Fault | None:
-    """Return a fault if concurrent changes made an added edge close a cycle or add a second parent."""
-    others = [one for one in issues.edges if one != edge]
-    return _second_parent(others, edge) or _closed_circle(others, edge)
+def judge_concurrent(issues: Issues, edge: Edge) -> None:
+    """Check that concurrent changes did not make an added edge close a cycle or add a second parent."""
+    others = [other for other in issues.edges if other != edge]
+    _check_single_parent(others, edge)
+    _check_cycle(others, edge)
 
 
-def new_edge(issues: Issues, tied: Sequence[Edge], edge: Edge) -> Fault | Edge | None:
+def new_edge(issues: Issues, tied: Sequence[Edge], edge: Edge) -> Edge | None:
     """Judge an edge against all issues and the other edges of a new issue (`tied`). Returns None if it exists."""
-    if edge.on != NEW and isinstance(other := existing(issues, edge.on), Fault):
-        return other
+    if edge.on != NEW:
+        existing(issues, edge.on)
     edges = (*issues.edges, *tied)
-    kinds = {one.kind for one in edges if one[:2] == edge[:2]}
+    kinds = {other.kind for other in edges if other[:2] == edge[:2]}
+    if edge.kind in kinds:
+        return None
     if kinds:
-        return None if edge.kind in kinds else Fault(refusals.PAIR, f"That one is {named(sorted(kinds))}.")
-    return (
-        (_begun(issues, edge) if edge.kind in ORDERING else None)
-        or _second_parent(edges, edge)
-        or _below_closed(issues, edge)
-        or _closed_circle(edges, edge)
-        or edge
-    )
+        raise Fault(refusals.PAIR, f"That one is {format_ids(sorted(kinds))}.")
+    if edge.kind in ORDERING and edge.issue != NEW:
+        _check_not_begun(issues, issues[edge.issue])
+    _check_single_parent(edges, edge)
+    _check_parent_open(issues, edge)
+    _check_cycle(edges, edge)
+    return edge
 
 
-def tie_new(issues: Issues, tied: Sequence[Edge], text: str, who: Actor) -> Fault | Edge | None:
+def tie_new(issues: Issues, tied: Sequence[Edge], text: str, actor: Actor) -> Edge | None:
     """Judge one dependency of a new issue: `text` is ID, TYPE:ID or blocks:ID, as for `bd create --deps`."""
     word, colon, other = text.rpartition(":")
     if word == "blocks" and colon:
-        blocked = own(issues, other, who)
-        return blocked if isinstance(blocked, Fault) else new_edge(issues, tied, Edge(other, NEW, "blocks"))
-    kind = "blocks" if not colon or word in {"depends-on", "blocked-by"} else KINDS.get(word)
-    return Fault(refusals.KIND) if kind is None else new_edge(issues, tied, Edge(NEW, other, kind))
+        own(issues, other, actor)
+        return new_edge(issues, tied, Edge(other, NEW, "blocks"))
+    kind = "blocks" if not colon or word in {"depends-on", "blocked-by"} else _kind(word)
+    return new_edge(issues, tied, Edge(NEW, other, kind))
 
 
-def _begun(issues: Issues, edge: Edge) -> Fault | None:
-    if edge.issue == NEW:
-        return None
-    issue = issues[edge.issue]
+def _kind(word: str) -> str:
+    if word not in KINDS:
+        raise Fault(refusals.KIND)
+    return KINDS[word]
+
+
+def _check_not_begun(issues: Issues, issue: BeadsIssue) -> None:
     if issue.status not in _NOT_BEGUN:
-        return Fault(refusals.BEGUN, f"{issue.id} is {issue.status}.")
+        raise Fault(refusals.BEGUN, f"{issue.id} is {issue.status}.")
     if has_had_worktree(issue):
-        return Fault(refusals.BEGUN, f"{issue.id} has had a worktree.")
-    ordered = any(one.kind in ORDERING for one in issue.edges)
-    if ordered and not waits_for(issues, issue.edges, issue.id):
-        return Fault(refusals.BEGUN, f"All that {issue.id} waited for has ended.")
-    return None
+        raise Fault(refusals.BEGUN, f"{issue.id} has had a worktree.")
+    if any(edge.kind in ORDERING for edge in issue.edges) and not waits_for(issues, issue.edges, issue.id):
+        raise Fault(refusals.BEGUN, f"All blockers of {issue.id} are closed.")
 
 
-def _second_parent(edges: Iterable[Edge], edge: Edge) -> Fault | None:
-    others = parents(edges, edge.issue) if edge.kind == PARENT else []
-    return Fault(refusals.PARENT, f"That one is {named(others)}.") if others else None
+def _check_single_parent(edges: Iterable[Edge], edge: Edge) -> None:
+    if edge.kind == PARENT and (others := parents(edges, edge.issue)):
+        raise Fault(refusals.PARENT, f"That one is {format_ids(others)}.")
 
 
-def _below_closed(issues: Issues, edge: Edge) -> Fault | None:
+def _check_parent_open(issues: Issues, edge: Edge) -> None:
     if edge.kind != PARENT or edge.on == NEW or not issues[edge.on].is_closed:
-        return None
-    if edge.issue != NEW and issues[edge.issue].is_closed:
-        return None
-    return Fault(refusals.PARENT_CLOSED, f"Closed is {edge.on}.")
+        return
+    if edge.issue == NEW or not issues[edge.issue].is_closed:
+        raise Fault(refusals.PARENT_CLOSED, f"{edge.on} is closed.")
 
 
-def _closed_circle(edges: Iterable[Edge], edge: Edge) -> Fault | None:
-    found = circle(edges, edge)
-    return Fault(refusals.CYCLE, f"The circle is {' -> '.join(found)}.") if found else None
+def _check_cycle(edges: Iterable[Edge], edge: Edge) -> None:
+    if cycle := find_cycle(edges, edge):
+        raise Fault(refusals.CYCLE, f"The cycle is {' -> '.join(cycle)}.")
 
 
 ORDERING: Final = frozenset({"blocks", "conditional-blocks", "waits-for"})
@@ -121,18 +116,20 @@ KINDS: Final[Mapping[str, str]] = {"parent": PARENT, **{kind: kind for kind in (
 
 def waits_for(issues: Mapping[str, BeadsIssue], edges: Iterable[Edge], issue: str) -> list[str]:
     """Return the open blockers of the issue. An unknown issue counts as open."""
-    return sorted({on for one, on, kind in edges if one == issue and kind in ORDERING and not _ended(issues, on)})
+    blockers = {edge.on for edge in edges if edge.issue == issue and edge.kind in ORDERING}
+    return sorted(blocker for blocker in blockers if not _is_closed(issues, blocker))
 
 
 def open_children(issues: Mapping[str, BeadsIssue], edges: Iterable[Edge], issue: str) -> list[str]:
-    return sorted({one for one, on, kind in edges if on == issue and kind == PARENT and not _ended(issues, one)})
+    children = {edge.issue for edge in edges if edge.on == issue and edge.kind == PARENT}
+    return sorted(child for child in children if not _is_closed(issues, child))
 
 
 def parents(edges: Iterable[Edge], issue: str) -> list[str]:
-    return sorted({on for one, on, kind in edges if one == issue and kind == PARENT})
+    return sorted({edge.on for edge in edges if edge.issue == issue and edge.kind == PARENT})
 
 
-def circle(edges: Iterable[Edge], new: Edge) -> list[str]:
+def find_cycle(edges: Iterable[Edge], new: Edge) -> list[str]:
     """Return the issues of the cycle that the edge closes, from one end back to it; [] if it closes none.
 
     Two orders must be free of cycles. In bd's order, a child comes after its parent and is blocked with it. In
@@ -140,35 +137,36 @@ def circle(edges: Iterable[Edge], new: Edge) -> list[str]:
     """
     if new.kind not in ORDERING and new.kind != PARENT:
         return [new.issue, new.on] if new.issue == new.on else []
-    known = [edge for edge in edges if edge.kind in ORDERING or edge.kind == PARENT]
-    return _circle([edge[:2] for edge in known], new[:2]) or _circle([_ending(edge) for edge in known], _ending(new))
+    ordered = [edge for edge in edges if edge.kind in ORDERING or edge.kind == PARENT]
+    return _path_back([edge[:2] for edge in ordered], new[:2]) or _path_back(map(_closing, ordered), _closing(new))
 
 
-def _ended(issues: Mapping[str, BeadsIssue], issue: str) -> bool:
+def _is_closed(issues: Mapping[str, BeadsIssue], issue: str) -> bool:
     return issue in issues and issues[issue].is_closed
 
 
-def _ending(edge: Edge) -> tuple[str, str]:
+def _closing(edge: Edge) -> tuple[str, str]:
     """Return the edge as (later, earlier): the first issue is closed after the second."""
     return (edge.on, edge.issue) if edge.kind == PARENT else (edge.issue, edge.on)
 
 
-def _circle(steps: Iterable[tuple[str, str]], new: tuple[str, str]) -> list[str]:
-    start, goal = new[1], new[0]
-    onward: dict[str, list[str]] = {}
-    for one, on in steps:
-        onward.setdefault(one, []).append(on)
-    came: dict[str, str] = {start: goal}
-    rest = [start]
-    while rest:
-        at = rest.pop()
-        if at == goal:
-            found = [goal]
-            while len(found) == 1 or found[-1] != goal:
-                found.append(came[found[-1]])
-            return found[::-1]
-        for on in onward.get(at, ()):
-            if on not in came:
-                came[on] = at
-                rest.append(on)
+def _path_back(steps: Iterable[tuple[str, str]], new: tuple[str, str]) -> list[str]:
+    """Return a cycle of the steps and the new one; [] if there is none."""
+    goal, start = new
+    successors: dict[str, list[str]] = {}
+    for issue, on in steps:
+        successors.setdefault(issue, []).append(on)
+    predecessors = {start: goal}
+    pending = [start]
+    while pending:
+        issue = pending.pop()
+        if issue == goal:
+            cycle = [goal]
+            while len(cycle) == 1 or cycle[-1] != goal:
+                cycle.append(predecessors[cycle[-1]])
+            return cycle[::-1]
+        for on in successors.get(issue, ()):
+            if on not in predecessors:
+                predecessors[on] = issue
+                pending.append(on)
     return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, NamedTuple
 
 from bonobofs.beads import refusals
@@ -91,9 +91,9 @@ class NewIssue:
 class Issues(Mapping[str, BeadsIssue]):
     """A snapshot of all issues by full id, with closed issues, messages and gates."""
 
-    def __init__(self, issues: Iterable[BeadsIssue], told: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """`told` has the JSON object of each issue, by id."""
-        self.told: Final = told or {}
+    def __init__(self, issues: Iterable[BeadsIssue], documents: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        """`documents` has the JSON object of each issue, by id."""
+        self.documents: Final = documents or {}
         self._issues: Final = {issue.id: issue for issue in issues}
         self.edges: Final = tuple(edge for issue in self._issues.values() for edge in issue.edges)
 
@@ -107,37 +107,32 @@ class Issues(Mapping[str, BeadsIssue]):
         return len(self._issues)
 
     def children(self, parent: str) -> list[BeadsIssue]:
-        found = (edge.issue for edge in self.edges if edge.on == parent and edge.kind == PARENT)
-        return [self._issues[child] for child in found]
+        return [self._issues[edge.issue] for edge in self.edges if edge.on == parent and edge.kind == PARENT]
 
     def parents(self, child: str) -> list[str]:
         """Return the ids of the parents. bd allows more than one."""
         return [edge.on for edge in self._issues[child].edges if edge.kind == PARENT]
 
 
-def read_issues(told: Iterable[Mapping[str, Any]], before: Issues | None = None) -> Issues:
+def read_issues(documents: Iterable[Mapping[str, Any]], before: Issues | None = None) -> Issues:
     """Parse the output of `list`. Issues whose JSON is the same as in `before` are not parsed again.
 
     Raises AttributeError, KeyError, TypeError or ValueError for JSON that is no issue.
     """
-    known = {} if before is None else before.told
-    issues = []
-    told_by_id = {}
-    for each in told:
-        id_ = each["id"]
-        told_by_id[id_] = each
-        issues.append(before[id_] if before is not None and known.get(id_) == each else read_issue(each))
-    return Issues(issues, told_by_id)
+    before = before or Issues(())
+    by_id = {document["id"]: document for document in documents}
+    unchanged = {id_ for id_, document in by_id.items() if before.documents.get(id_) == document}
+    return Issues([before[id_] if id_ in unchanged else read_issue(by_id[id_]) for id_ in by_id], by_id)
 
 
-def read_issue(told: Mapping[str, Any]) -> BeadsIssue:
+def read_issue(document: Mapping[str, Any]) -> BeadsIssue:
     """Parse one issue of `list`. Raises as `read_issues` does."""
-    get = told.get
+    get = document.get
     return BeadsIssue(
-        id=str(told["id"]),
-        title=str(told["title"]),
-        issue_type=str(told["issue_type"]),
-        status=str(told["status"]),
+        id=str(document["id"]),
+        title=str(document["title"]),
+        issue_type=str(document["issue_type"]),
+        status=str(document["status"]),
         priority=int(get("priority", 0)),
         description=str(get("description") or ""),
         design=str(get("design") or ""),
@@ -159,23 +154,24 @@ def read_issue(told: Mapping[str, Any]) -> BeadsIssue:
     )
 
 
-def read_comment(told: Mapping[str, Any]) -> Comment:
+def read_comment(document: Mapping[str, Any]) -> Comment:
     """Parse one comment of `comments`. Raises KeyError or TypeError for other JSON."""
-    return Comment(str(told["id"]), str(told["author"]), str(told["text"]), str(told.get("created_at") or ""))
+    id_, author, text = (str(document[name]) for name in ("id", "author", "text"))
+    return Comment(id_, author, text, str(document.get("created_at") or ""))
 
 
-def _read_edge(told: Mapping[str, Any]) -> Edge:
-    return Edge(str(told["issue_id"]), str(told["depends_on_id"]), str(told["type"]))
+def _read_edge(document: Mapping[str, Any]) -> Edge:
+    return Edge(str(document["issue_id"]), str(document["depends_on_id"]), str(document["type"]))
 
 
-def _read_metadata(told: object) -> dict[str, Any]:
+def _read_metadata(value: object) -> dict[str, Any]:
     """Return the metadata; {} if it is JSON other than an object."""
-    if isinstance(told, str):
+    if isinstance(value, str):
         try:
-            told = json.loads(told)
+            value = json.loads(value)
         except ValueError:
             return {}
-    return told if isinstance(told, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 ASSIGNEE: Final = "bonobofs_assignee"
@@ -191,13 +187,13 @@ class Actor(NamedTuple):
     id: str
 
 
-def is_open_to(issue: BeadsIssue, who: Actor) -> bool:
+def is_open_to(issue: BeadsIssue, actor: Actor) -> bool:
     """Return True if the issue is assigned to the agent, or unassigned."""
     if not issue.assignee:
         return True
     if is_kept(issue):
-        return bool(issue.metadata[ASSIGNEE_ID] == who.id)
-    return issue.assignee == who.label
+        return bool(issue.metadata[ASSIGNEE_ID] == actor.id)
+    return issue.assignee == actor.label
 
 
 def is_kept(issue: BeadsIssue) -> bool:
@@ -205,11 +201,11 @@ def is_kept(issue: BeadsIssue) -> bool:
     return issue.metadata.get(ASSIGNEE) == issue.assignee and bool(issue.metadata.get(ASSIGNEE_ID))
 
 
-def is_made_by(issue: BeadsIssue, who: Actor) -> bool:
+def is_made_by(issue: BeadsIssue, actor: Actor) -> bool:
     """Return True if the agent created the issue."""
     if issue.metadata.get(CREATOR_ID):
-        return bool(issue.metadata[CREATOR_ID] == who.id)
-    return issue.created_by == who.label
+        return bool(issue.metadata[CREATOR_ID] == actor.id)
+    return issue.created_by == actor.label
 
 
 def has_had_worktree(issue: BeadsIssue) -> bool:
@@ -221,43 +217,27 @@ def assigned(label: str, identity: str | None) -> dict[str, str]:
     return {ASSIGNEE: label, ASSIGNEE_ID: identity or ""}
 
 
-def existing(issues: Issues, issue_id: str) -> Fault | BeadsIssue:
+def existing(issues: Issues, issue_id: str) -> BeadsIssue:
+    """Return the issue. Raises Fault."""
     issue = issues.get(issue_id)
-    return Fault(refusals.EXISTS, f"This is about {issue_id!a}.") if issue is None else issue
+    if issue is None:
+        raise Fault(refusals.EXISTS, f"This is about {issue_id!a}.")
+    return issue
 
 
-def own(issues: Issues, issue_id: str, who: Actor) -> Fault | BeadsIssue:
+def own(issues: Issues, issue_id: str, actor: Actor) -> BeadsIssue:
+    """Return the issue if it is assigned to the agent, or unassigned. Raises Fault."""
     issue = existing(issues, issue_id)
-    if isinstance(issue, Fault) or is_open_to(issue, who):
-        return issue
-    return Fault(refusals.OWNER, f"{issue.id} is assigned to {issue.assignee}.")
-
-
-_NAMES: Final = {
-    "id": "id",
-    "title": "title",
-    "description": "description",
-    "design": "design",
-    "acceptance": "acceptance_criteria",
-    "notes": "notes",
-    "status": "status",
-    "priority": "priority",
-    "issue_type": "issue_type",
-    "assignee": "assignee",
-    "owner": "owner",
-    "created_at": "created_at",
-    "created_by": "created_by",
-    "updated_at": "updated_at",
-    "closed_at": "closed_at",
-    "close_reason": "close_reason",
-    "labels": "labels",
-    "metadata": "metadata",
-}
+    if not is_open_to(issue, actor):
+        raise Fault(refusals.OWNER, f"{issue.id} is assigned to {issue.assignee}.")
+    return issue
 
 
 def issue_document(issue: BeadsIssue) -> dict[str, Any]:
     """Return an issue in the form of `bd show --json`, without keys for empty values."""
-    found = {key: getattr(issue, name) for name, key in _NAMES.items()}
-    edges = [{"issue_id": edge.issue, "depends_on_id": edge.on, "type": edge.kind} for edge in issue.edges]
-    told = {**found, "labels": [*issue.labels], "metadata": dict(issue.metadata), "dependencies": edges}
-    return {key: value for key, value in told.items() if value or key == "priority"}
+    document = {each.name: getattr(issue, each.name) for each in fields(issue)}
+    del document["ephemeral"], document["comment_count"]
+    document["acceptance_criteria"] = document.pop("acceptance")
+    edges = document.pop("edges")
+    document["dependencies"] = [{"issue_id": edge.issue, "depends_on_id": edge.on, "type": edge.kind} for edge in edges]
+    return {key: value for key, value in document.items() if value or key == "priority"}

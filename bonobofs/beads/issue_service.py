@@ -1,279 +1,369 @@
-"""The operations on issues, for `BeadsGuard` and for the session's `bd`: each is judged, made and recorded as one call.
+"""The operations on issues, for `BeadsGuard`, the guard socket, and the session's `bd`.
 
-Each returns the issue after the change; an operation on a dependency returns the blocked issue.
+    service.run(service.close("gt-17", "merged"), agent, "guarded_close")
+
+The service checks the agent and the role before it runs bd. Then it holds the lock of the issues until the end of the
+call. It holds the session's change lock for the change only, so that changes of files do not wait for the lock of the
+issues. The trail gets one intent and one outcome, or one denial, or one error for each call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from bonobofs.beads.bd_client import BdClient, Beads, Stored
-from bonobofs.beads.dependency_rules import NEW, judge_begin, judge_dependency, judge_removal, what_came_in_between
-from bonobofs.beads.issue import CREATOR_ID, WORKTREE, BeadsIssue, Edge, NewIssue, assigned
-from bonobofs.beads.issue_call import InFlight, IssueCall, IssueGate, LockedCall, denied, shown
+from bonobofs.audit.entry import TOUCHES
+from bonobofs.beads.bd_client import BdClient, Beads, Stored, find_beads
+from bonobofs.beads.bd_command_line import Step
+from bonobofs.beads.dependency_rules import NEW, judge_begin, judge_concurrent, judge_dependency, judge_removal
+from bonobofs.beads.issue import CREATOR_ID, WORKTREE, Actor, BeadsIssue, Edge, Issues, NewIssue, assigned
 from bonobofs.beads.issue_rules import (
     EPIC,
-    Draft,
-    Edit,
-    draft,
+    IssueChanges,
+    IssueRequest,
     judge_close,
     judge_comment,
     judge_create,
-    judge_draft,
     judge_reopen,
+    judge_request,
     judge_update,
     parse_priority,
     require_text,
 )
 from bonobofs.beads.refusals import Fault
-from bonobofs.files.results import GuardedSession
-from bonobofs.policy.decision import Decision, Refused
-from bonobofs.policy.request import Operation
+from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
+from bonobofs.errors import BeadsError, BonobofsError
+from bonobofs.files.results import (
+    NOWHERE,
+    GuardedSession,
+    bounded,
+    is_session_agent,
+    record_failure,
+    with_claimed_agent,
+    wrong_agent,
+)
+from bonobofs.policy.decision import Decision, Denied, Permit, Refused
+from bonobofs.policy.grants import Conventions, conventions
+from bonobofs.policy.request import NO_FACTS, Operation, Request
 from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
 
-Fields = Mapping[str, Any]
+GUARD: Final = "beads"
+_DETAILS: Final = {TOUCHES: [".beads/"]}
+_LONGEST_ABOUT: Final = 200
+"""Characters of the details of a denial."""
+
+
+class Change:
+    """A change in progress: the client of bd, and the permit."""
+
+    def __init__(self, client: BdClient, permit: Permit, admission: Admission) -> None:
+        self.client: Final = client
+        self.permit: Final = permit
+        self._admission: Final = admission
+
+    def record(self, **details: Any) -> None:
+        """Add details to the outcome."""
+        self._admission.details = {**(self._admission.details or {}), **details}
+
+
+class IssueCall(NamedTuple):
+    """One operation: its arguments for the trail, the rule that judges it, and the change."""
+
+    operation: Operation
+    arguments: Mapping[str, Any]
+    judge: Callable[[Issues], Any]
+    """Returns the argument for `store`, or None if the issue stays as it is. Raises Fault."""
+    store: Callable[[Change, Any], BeadsIssue]
+    also: tuple[Operation, ...] = ()
+    """Further operations that the role must permit."""
+    check: Callable[[], None] = lambda: None
+    """Applies the rules that need no issues; raises Fault."""
 
 
 class IssueService:
-    """The operations of one session's agent on the issues of one workspace. May be used by several threads.
+    """The operations of one session's agent on the issues of its workspace. May be used by several threads.
 
-    `agent` must be the session's agent in every call; `tool` is the caller's name in the trail. All methods raise
-    Refused for a recorded denial, UsageError for a value of the wrong type, BeadsError if bd fails.
+    A method named after an operation returns its call for `run` or `validate`, and raises UsageError for a value of the
+    wrong type.
     """
 
-    def __init__(self, session: GuardedSession, beads: Beads) -> None:
-        self._gate: Final = IssueGate(session, beads)
-        self._home: Final = session.home
+    def __init__(self, session: GuardedSession, beads: Beads | None = None) -> None:
+        """`beads` is bd for the workspace, by default the installed one. BeadsError: the workspace has no `.beads`."""
+        agent = session.guard.agent
+        self._session: Final = session
+        self._actor: Final = Actor(agent.label, agent.id)
+        self.beads: Final = beads or Beads(find_beads(Path(session.place), session.home), session.home, agent)
 
-    def validate_create(self, title: str, issue_type: str, fields: Fields, agent: str, tool: str) -> Decision:
-        """Return and record whether the agent may create this issue. Nothing is changed."""
-        wanted = draft(title, issue_type, None, fields)
-        return self._validated(
-            _of_create(tool, wanted, fields),
-            agent,
-            lambda call: judge_create(call.issues, wanted, self._gate.who),
-            judge_draft(wanted, self._gate.known),
-        )
+    # -- the operations
 
-    def validate_update(self, issue_id: str, changes: Fields, agent: str, tool: str) -> Decision:
-        """Return and record whether the agent may make these changes."""
-        return self._validated(
-            _of_update(tool, issue_id, changes),
-            agent,
-            lambda call: judge_update(call.issues, issue_id, changes, self._gate.who, self._gate.known),
-        )
-
-    def validate_dependency(self, blocked: str, blocker: str, word: str, agent: str, tool: str) -> Decision:
-        """Return and record whether the agent may add this dependency."""
-        return self._validated(
-            _of_edge(Operation.ADD_DEPENDENCY, tool, blocked, blocker, word),
-            agent,
-            lambda call: judge_dependency(call.issues, blocked, blocker, word, self._gate.who),
-        )
-
-    def create(
-        self, title: str, issue_type: str, priority: int | str | None, fields: Fields, agent: str, tool: str
-    ) -> BeadsIssue:
+    def create(self, title: str, issue_type: str, priority: int | str | None, fields: Mapping[str, Any]) -> IssueCall:
         """Create a whole issue, or none."""
-        wanted = draft(title, issue_type, priority, fields)
-        fault = judge_draft(wanted, self._gate.known)
-        with self._gate.call(_of_create(tool, wanted, fields), agent, fault) as call:
-            edges = call.judged(judge_create(call.issues, wanted, self._gate.who))
-            with call.session_turn, call.changing() as change:
-                return self._create(call.turn, change, wanted, edges)
+        request = IssueRequest.parse(title, issue_type, priority, fields)
+        also = (
+            *((Operation.CREATE_EPIC,) if request.issue_type == EPIC else ()),
+            *((Operation.ADD_DEPENDENCY,) if request.dependencies else ()),
+        )
+        return IssueCall(
+            Operation.CREATE_ISSUE,
+            {"title": request.title, "type": request.issue_type, "priority": request.priority, **fields},
+            lambda issues: judge_create(issues, request, self._actor),
+            partial(self._store_new, request),
+            also,
+            lambda: judge_request(request, self._conventions),
+        )
 
-    def update(self, issue_id: str, changes: Fields, agent: str, tool: str) -> BeadsIssue:
+    def update(self, issue_id: str, changes: Mapping[str, Any]) -> IssueCall:
         """Change fields, labels and status."""
-        return self._edited(_of_update(tool, issue_id, changes), issue_id, changes, agent)
+        # The role must permit closing also if an update closes the issue.
+        also = (Operation.CLOSE_ISSUE,) if changes.get("status") in ("done", "closed") else ()
+        call = self._changes(Operation.UPDATE_ISSUE, issue_id, changes)
+        return call._replace(arguments={"issue": issue_id, "changes": changes}, also=also)
 
-    def label(self, issue_id: str, add: object, remove: object, agent: str, tool: str) -> BeadsIssue:
+    def label(self, issue_id: str, add: object = None, remove: object = None) -> IssueCall:
         """Add labels to an issue, and remove labels from it."""
-        changes = {"add_labels": add, "remove_labels": remove}
-        asked = IssueCall(Operation.LABEL_ISSUE, tool, shown({"issue": issue_id, **changes}))
-        return self._edited(asked, issue_id, changes, agent)
+        return self._changes(Operation.LABEL_ISSUE, issue_id, {"add_labels": add, "remove_labels": remove})
 
-    def close(self, issue_id: str, reason: str | None, agent: str, tool: str) -> BeadsIssue:
+    def close(self, issue_id: str, reason: str | None = None) -> IssueCall:
         """Close an issue. Refused while a blocker or a child is open."""
-        why = require_text("reason", reason or "")
-        asked = IssueCall(Operation.CLOSE_ISSUE, tool, shown({"issue": issue_id, "reason": reason}))
-        return self._changed(
-            asked,
-            issue_id,
-            agent,
-            lambda call: judge_close(call.issues, issue_id, why, self._gate.who),
-            lambda call, change: call.turn.close_issue(issue_id, change.permit, reason=why),
+        text = require_text("reason", reason or "")
+        return _call(
+            Operation.CLOSE_ISSUE,
+            {"issue": issue_id, "reason": reason},
+            lambda issues: judge_close(issues, issue_id, text, self._actor),
+            lambda change: change.client.close_issue(issue_id, change.permit, reason=text),
         )
 
-    def reopen(self, issue_id: str, reason: str | None, agent: str, tool: str) -> BeadsIssue:
+    def reopen(self, issue_id: str, reason: str | None = None) -> IssueCall:
         """Reopen a closed issue."""
-        why = require_text("reason", reason or "")
-        asked = IssueCall(Operation.REOPEN_ISSUE, tool, shown({"issue": issue_id, "reason": reason}))
-        return self._changed(
-            asked,
-            issue_id,
-            agent,
-            lambda call: judge_reopen(call.issues, issue_id, why, self._gate.who),
-            lambda call, change: call.turn.reopen_issue(issue_id, change.permit, reason=why),
+        text = require_text("reason", reason or "")
+        return _call(
+            Operation.REOPEN_ISSUE,
+            {"issue": issue_id, "reason": reason},
+            lambda issues: judge_reopen(issues, issue_id, text, self._actor),
+            lambda change: change.client.reopen_issue(issue_id, change.permit, reason=text),
         )
 
-    def tie(self, blocked: str, blocker: str, word: str, agent: str, tool: str) -> BeadsIssue:
-        """Make one issue depend on another."""
-        asked = _of_edge(Operation.ADD_DEPENDENCY, tool, blocked, blocker, word)
-        with self._gate.call(asked, agent) as call:
-            edge = call.judged(judge_dependency(call.issues, blocked, blocker, word, self._gate.who))
-            with call.session_turn, call.changing() as change:
-                if edge is None:
-                    return _as_it_was(call, change, blocked)
-                return _tie(call.turn, change, edge, asked.operation)
-
-    def untie(self, blocked: str, blocker: str, agent: str, tool: str) -> BeadsIssue:
-        """Remove the dependency of one issue on another, whatever its kind."""
-        return self._changed(
-            _of_edge(Operation.REMOVE_DEPENDENCY, tool, blocked, blocker),
-            blocked,
-            agent,
-            lambda call: judge_removal(call.issues, blocked, blocker, self._gate.who),
-            lambda call, change: call.turn.remove_dependency(blocked, blocker, change.permit),
+    def tie(self, blocked: str, blocker: str, kind: str) -> IssueCall:
+        """Make one issue depend on another; the result is the blocked issue."""
+        return IssueCall(
+            Operation.ADD_DEPENDENCY,
+            {"issue": blocked, "depends_on": blocker, "type": kind},
+            lambda issues: judge_dependency(issues, blocked, blocker, kind, self._actor),
+            partial(_store_edge, Operation.ADD_DEPENDENCY),
         )
 
-    def comment(self, issue_id: str, comment: str, agent: str, tool: str) -> BeadsIssue:
+    def untie(self, blocked: str, blocker: str) -> IssueCall:
+        """Remove the dependency of one issue on another, whatever its kind; the result is the blocked issue."""
+        return _call(
+            Operation.REMOVE_DEPENDENCY,
+            {"issue": blocked, "depends_on": blocker},
+            lambda issues: judge_removal(issues, blocked, blocker, self._actor),
+            lambda change: change.client.remove_dependency(blocked, blocker, change.permit),
+        )
+
+    def comment(self, issue_id: str, text: str) -> IssueCall:
         """Add a comment to an issue of any assignee."""
-        said = require_text("comment", comment)
-        return self._changed(
-            IssueCall(Operation.COMMENT_ISSUE, tool, shown({"issue": issue_id, "comment": said})),
-            issue_id,
-            agent,
-            lambda call: judge_comment(call.issues, issue_id, said),
-            lambda call, change: call.turn.add_comment(issue_id, said, change.permit),
+        comment = require_text("comment", text)
+        return _call(
+            Operation.COMMENT_ISSUE,
+            {"issue": issue_id, "comment": comment},
+            lambda issues: judge_comment(issues, issue_id, comment),
+            lambda change: change.client.add_comment(issue_id, comment, change.permit),
         )
 
-    def begin(self, issue_id: str, worktree: str, agent: str, tool: str) -> BeadsIssue:
+    def begin(self, issue_id: str, worktree: str) -> IssueCall:
         """Store the UUID of the worktree that is about to be made for an issue. Refused while a blocker is open."""
-        return self._changed(
-            IssueCall(Operation.UPDATE_ISSUE, tool, shown({"issue": issue_id, "worktree": worktree})),
-            issue_id,
-            agent,
-            lambda call: judge_begin(call.issues, issue_id),
-            lambda call, change: call.turn.update_issue(issue_id, change.permit, metadata={WORKTREE: worktree}),
+        return _call(
+            Operation.UPDATE_ISSUE,
+            {"issue": issue_id, "worktree": worktree},
+            lambda issues: judge_begin(issues, issue_id),
+            lambda change: change.client.update_issue(issue_id, change.permit, metadata={WORKTREE: worktree}),
         )
 
-    def _validated(
-        self, asked: IssueCall, agent: str, judge: Callable[[LockedCall], object], fault: Fault | None = None
-    ) -> Decision:
+    # -- running them
+
+    def act(self, step: Step, tool: str) -> BeadsIssue:
+        """Run an operation as the session's agent, and return the issue. Raises as `run` does."""
+        arguments = dict(step.arguments)
+        if step.name == "create":
+            title, kind = arguments.pop("title"), arguments.pop("type", "task")
+            call = self.create(title, kind, arguments.pop("priority", None), arguments)
+        elif step.name == "update":
+            if arguments.pop("claim", False):
+                arguments |= {"assignee": self._actor.label, "status": "in_progress"}
+            call = self.update(step.issue, arguments)
+        elif step.name == "tie":
+            call = self.tie(step.issue, arguments["other"], arguments["type"])
+        elif step.name == "untie":
+            call = self.untie(step.issue, arguments["other"])
+        else:
+            operation: Callable[..., IssueCall] = getattr(self, step.name)
+            call = operation(step.issue, **arguments)
+        return self.run(call, self._actor.id, tool)
+
+    def run(self, call: IssueCall, agent: str, tool: str) -> BeadsIssue:
+        """Judge and make a change, and return the issue after it. `tool` is the caller's name in the trail.
+
+        Raises Refused for a recorded denial, also of another agent than the session's. Other errors are recorded too.
+        """
+        with self._judged(call, agent, tool) as (client, caller, verdict), self._session.change_lock:
+            admission = self._session.guard.authorize(
+                _request(call.operation),
+                NO_FACTS,
+                *(RelatedChange(_request(operation)) for operation in call.also),
+                caller=caller,
+                details=_DETAILS,
+                guard=GUARD,
+            )
+            with admission as permit:
+                change = Change(client, permit, admission)
+                try:
+                    if verdict is None:
+                        change.record(changed=False)
+                        return client.issue(call.arguments["issue"])
+                    return call.store(change, verdict)
+                except BonobofsError as error:
+                    change.record(**_error_details(error))
+                    raise
+
+    def validate(self, call: IssueCall, agent: str, tool: str) -> Decision:
+        """Return and record whether the agent may make a change. Nothing is changed."""
+        request = _request(call.operation)
         try:
-            with self._gate.call(asked, agent, fault) as call:
-                call.judged(judge(call))
-                return call.answer()
+            with self._judged(call, agent, tool) as (_, caller, _), self._session.change_lock:
+                self._session.guard.record_call(request, caller=caller, guard=GUARD)
+                return self._session.guard.decide(request)
         except Refused as refused:
             return refused.decision
 
-    def _changed(
-        self,
-        asked: IssueCall,
-        issue_id: str,
-        agent: str,
-        judge: Callable[[LockedCall], Fault | BeadsIssue | Edge | None],
-        make: Callable[[LockedCall, InFlight], Stored],
-    ) -> BeadsIssue:
-        """Judge and make one change of one issue. If the verdict is None, record that nothing changes."""
-        with self._gate.call(asked, agent) as call:
-            verdict = call.judged(judge(call))
-            with call.session_turn, call.changing() as change:
-                if verdict is None:
-                    return _as_it_was(call, change, issue_id)
-                return make(call, change).issue
+    @contextmanager
+    def _judged(self, call: IssueCall, agent: str, tool: str) -> Iterator[tuple[BdClient, Caller, Any]]:
+        """Check agent and role, hold the lock of the issues, and give the client and the verdict of the rule.
 
-    def _edited(self, asked: IssueCall, issue_id: str, changes: Fields, agent: str) -> BeadsIssue:
-        with self._gate.call(asked, agent) as call:
-            edit = call.judged(judge_update(call.issues, issue_id, changes, self._gate.who, self._gate.known))
-            with call.session_turn, call.changing() as change:
-                if edit is None:
-                    return _as_it_was(call, change, issue_id)
-                return self._edit(call.turn, change, call.issues[issue_id], edit)
+        Raises Refused for a recorded denial. Other errors before the change are recorded with result `error`.
+        """
+        caller = Caller(tool, bounded(call.arguments))
+        if not is_session_agent(agent, self._session.guard.agent):
+            raise self._deny(wrong_agent(NOWHERE, call.operation), with_claimed_agent(caller, agent))
+        for operation in (call.operation, *call.also):
+            decision = self._session.guard.decide(_request(operation))
+            if isinstance(decision, Denied):
+                raise self._deny(decision, caller)
+        try:
+            call.check()
+            with self.beads.turn() as client:
+                yield client, caller, call.judge(client.everything())
+        except Fault as fault:
+            raise self._deny(_denied(fault, call.operation), caller) from None
+        except Exception as error:
+            details = _error_details(error)
+            record_failure(self._session, _request(call.operation), error, caller, guard=GUARD, details=details)
+            raise
 
-    def _create(self, turn: BdClient, change: InFlight, wanted: Draft, edges: tuple[Edge, ...]) -> BeadsIssue:
-        metadata = {CREATOR_ID: self._gate.who.id}
-        if wanted.assignee:
-            metadata |= assigned(wanted.assignee, self._identity_of(wanted.assignee))
-        number = parse_priority(wanted.priority)
-        assert isinstance(number, int)
-        made = turn.create_issue(
+    def _deny(self, denied: Denied, caller: Caller) -> Refused:
+        with self._session.change_lock:
+            return self._session.guard.deny(denied, caller, guard=GUARD)
+
+    @property
+    def _conventions(self) -> Conventions:
+        """The conventions for issues in the policy in force."""
+        return conventions(self._session.guard.policy.document)
+
+    # -- the changes
+
+    def _changes(self, operation: Operation, issue_id: str, changes: Mapping[str, Any]) -> IssueCall:
+        return IssueCall(
+            operation,
+            {"issue": issue_id, **changes},
+            lambda issues: judge_update(issues, issue_id, changes, self._actor, self._conventions),
+            partial(self._store_changes, issue_id),
+        )
+
+    def _store_new(self, request: IssueRequest, change: Change, edges: tuple[Edge, ...]) -> BeadsIssue:
+        metadata = {CREATOR_ID: self._actor.id}
+        if request.assignee:
+            metadata |= assigned(request.assignee, self._identity_of(request.assignee))
+        created = change.client.create_issue(
             NewIssue(
-                wanted.title,
-                wanted.issue_type,
-                number,
-                assignee=wanted.assignee,
-                labels=wanted.labels,
-                parent=wanted.parent,
+                request.title,
+                request.issue_type,
+                parse_priority(request.priority),
+                assignee=request.assignee,
+                labels=request.labels,
+                parent=request.parent,
                 metadata=metadata,
-                **dict(wanted.texts),
+                **dict(request.texts),
             ),
             change.permit,
         )
-        issue = made.issue
-        change.note(issue=issue.id)
+        issue = created.issue
+        change.record(issue=issue.id)
         try:
             for edge in edges:
                 blocked, blocker = (issue.id if end == NEW else end for end in edge[:2])
-                now = _tie(turn, change, Edge(blocked, blocker, edge.kind), Operation.CREATE_ISSUE)
-                issue = now if now.id == issue.id else issue
+                after = _store_edge(Operation.CREATE_ISSUE, change, Edge(blocked, blocker, edge.kind))
+                issue = after if after.id == issue.id else issue
         except Exception:
-            turn.undo_create(made, change.permit)
-            change.note(undone=True)
+            change.client.undo_create(created, change.permit)
+            change.record(undone=True)
             raise
         return issue
 
-    def _edit(self, turn: BdClient, change: InFlight, issue: BeadsIssue, edit: Edit) -> BeadsIssue:
-        fields: dict[str, Any] = {**edit.fields}
+    def _store_changes(self, issue_id: str, change: Change, changes: IssueChanges) -> BeadsIssue:
+        fields: dict[str, Any] = {**changes.fields}
         if "assignee" in fields:
             fields["metadata"] = assigned(fields["assignee"], self._identity_of(fields["assignee"]))
-        if fields or edit.add_labels or edit.remove_labels:
-            fields |= {"add_labels": edit.add_labels, "remove_labels": edit.remove_labels}
-            issue = turn.update_issue(issue.id, change.permit, **fields).issue
-        return turn.close_issue(issue.id, change.permit).issue if edit.closes else issue
+        issue = change.client.issue(issue_id)
+        if fields or changes.add_labels or changes.remove_labels:
+            fields |= {"add_labels": changes.add_labels, "remove_labels": changes.remove_labels}
+            issue = change.client.update_issue(issue_id, change.permit, **fields).issue
+        return change.client.close_issue(issue_id, change.permit).issue if changes.closes else issue
 
     def _identity_of(self, label: str) -> str | None:
         """Return the UUID of the agent with this label; None if no agent has it."""
-        if not label or label == self._gate.who.label:
-            return self._gate.who.id if label else None
-        with Database.open(self._home) as database:
+        if not label or label == self._actor.label:
+            return self._actor.id if label else None
+        with Database.open(self._session.home) as database:
             return agent_registry.identity_of(database, label)
 
 
-def _as_it_was(call: LockedCall, change: InFlight, issue_id: str) -> BeadsIssue:
-    """Record that the request changes nothing, and return the issue."""
-    change.note(changed=False)
-    return call.issues[issue_id]
+def _call(
+    operation: Operation,
+    arguments: Mapping[str, Any],
+    judge: Callable[[Issues], Any],
+    store: Callable[[Change], Stored],
+) -> IssueCall:
+    """Make a call whose change does not depend on the verdict."""
+    return IssueCall(operation, arguments, judge, lambda change, _: store(change).issue)
 
 
-def _tie(turn: BdClient, change: InFlight, edge: Edge, operation: Operation) -> BeadsIssue:
+def _request(operation: Operation) -> Request:
+    return Request(operation, NOWHERE)
+
+
+def _denied(fault: Fault, operation: Operation) -> Denied:
+    about = fault.about if len(fault.about) <= _LONGEST_ABOUT else f"{fault.about[:_LONGEST_ABOUT]}…"
+    return Denied(*fault.refusal, NOWHERE, operation, about=about)
+
+
+def _store_edge(operation: Operation, change: Change, edge: Edge) -> BeadsIssue:
     """Add an edge, and remove it again if a concurrent change outside the gate made it invalid."""
-    changed = turn.add_dependency(edge.issue, edge.on, edge.kind, change.permit)
-    fault = what_came_in_between(changed.after, edge)
-    if fault is not None:
-        turn.remove_dependency(edge.issue, edge.on, change.permit)
-        change.note(undone=True, rule=fault.refusal.rule, about=fault.about)
-        raise Refused(denied(fault, operation))
-    return changed.issue
+    stored = change.client.add_dependency(edge.issue, edge.on, edge.kind, change.permit)
+    try:
+        judge_concurrent(stored.after, edge)
+    except Fault as fault:
+        change.client.remove_dependency(edge.issue, edge.on, change.permit)
+        change.record(undone=True, rule=fault.refusal.rule, about=fault.about)
+        raise Refused(_denied(fault, operation)) from None
+    return stored.issue
 
 
-def _of_create(tool: str, wanted: Draft, fields: Mapping[str, Any]) -> IssueCall:
-    also = (
-        *((Operation.CREATE_EPIC,) if wanted.issue_type == EPIC else ()),
-        *((Operation.ADD_DEPENDENCY,) if wanted.dependencies else ()),
-    )
-    details = {"title": wanted.title, "type": wanted.issue_type, "priority": wanted.priority, **fields}
-    return IssueCall(Operation.CREATE_ISSUE, tool, shown(details), also)
-
-
-def _of_update(tool: str, issue_id: str, changes: Mapping[str, Any]) -> IssueCall:
-    # The role must permit closing also if an update closes the issue.
-    closes = changes.get("status") in ("done", "closed")
-    also = (Operation.CLOSE_ISSUE,) if closes else ()
-    return IssueCall(Operation.UPDATE_ISSUE, tool, {**shown({"issue": issue_id}), "changes": shown(changes)}, also)
-
-
-def _of_edge(operation: Operation, tool: str, blocked: str, blocker: str, kind: str | None = None) -> IssueCall:
-    return IssueCall(operation, tool, shown({"issue": blocked, "depends_on": blocker, "type": kind}))
+def _error_details(error: Exception) -> dict[str, Any]:
+    if not isinstance(error, BeadsError):
+        return {"error": type(error).__name__}
+    parts = {"done": [*error.done], "missing": [*error.missing]} if error.done or error.missing else {}
+    return {"error": str(error), "carried_out": error.carried_out, **parts}

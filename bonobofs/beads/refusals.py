@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from bonobofs.policy.decision import Code
 from bonobofs.policy.denials import Refusal, listed
@@ -17,11 +17,13 @@ MOST: Final = 100
 """Limit of the labels, and of the dependencies, of one call."""
 
 
-class Fault(NamedTuple):
-    """The reason of a refusal, and details for people, such as the issue or the label."""
+class Fault(Exception):  # noqa: N818 - a refusal, not an error
+    """A rule refuses a call. `about` has details for people, such as the issue or the label."""
 
-    refusal: Refusal
-    about: str = ""
+    def __init__(self, refusal: Refusal, about: str = "") -> None:
+        super().__init__(refusal.reason, about)
+        self.refusal: Final = refusal
+        self.about: Final = about
 
 
 def _refusal(rule: str, reason: str, instead: str) -> Refusal:
@@ -49,22 +51,22 @@ EXISTS: Final = _refusal(
 )
 OWNER: Final = _refusal(
     "owner",
-    "The issue is assigned to somebody else.",
-    "Comment on it, or ask its assignee; work on what is assigned to you or to nobody.",
+    "The issue is assigned to another agent or person.",
+    "Comment on it, or ask its assignee; change issues that are assigned to you, or unassigned.",
 )
 AUTHOR: Final = _refusal(
     "author",
-    "Title, description, design, acceptance and notes of an issue are changed only by the agent that made it.",
-    "Say it in a comment.",
+    "Only the agent that created an issue changes its title, description, design, acceptance and notes.",
+    "Add a comment.",
 )
 IMMUTABLE: Final = _refusal(
-    "immutable", "The type of an issue stays what it was created with.", "Create an issue of the other type."
+    "immutable", "The type of an issue cannot be changed.", "Create an issue of the other type."
 )
 FIELD: Final = _refusal(
     "field",
     "The gate sets no field of this name.",
-    "Set title, description, design, acceptance, notes, priority, assignee and labels; the status of an issue that is"
-    " there; parent and dependencies of a new one, and later one by one.",
+    "Set title, description, design, acceptance, notes, priority, assignee and labels. Status: of an existing issue."
+    " Parent and dependencies: of a new issue, or one by one with dep add.",
 )
 MANY: Final = _refusal(
     "many",
@@ -81,10 +83,10 @@ STATUS: Final = _refusal(
 )
 BLOCKERS: Final = _refusal(
     "blockers",
-    "An issue is not closed while one that it waits for is not.",
+    "An issue cannot be closed while an issue that it waits for is open.",
     "Close those first, or remove the dependency.",
 )
-CHILDREN: Final = _refusal("children", "An issue is not closed while one of its children is not.", "Close those first.")
+CHILDREN: Final = _refusal("children", "An issue cannot be closed while a child is open.", "Close those first.")
 KIND: Final = _refusal(
     "dependency",
     "There is no dependency of this type here.",
@@ -93,70 +95,68 @@ KIND: Final = _refusal(
 PAIR: Final = _refusal(
     "pair",
     "These two issues are already connected by a dependency of another type.",
-    "Remove that one first, if this one is meant.",
+    "Remove the other dependency first.",
 )
 CYCLE: Final = _refusal(
     "cycle",
-    "The issues would wait for each other in a circle.",
-    "Leave it out, or remove another dependency of the circle first.",
+    "The issues would wait for each other in a cycle.",
+    "Leave it out, or remove another dependency of the cycle first.",
 )
-PARENT: Final = _refusal(
-    "parent", "The issue has another parent already.", "Remove it from that parent first, or leave it there."
-)
+PARENT: Final = _refusal("parent", "The issue already has another parent.", "Remove it from that parent first.")
 PARENT_CLOSED: Final = _refusal(
     "parent_closed",
-    "No open issue comes below a closed one.",
-    "Name a parent that is open; a closed one is reopened first.",
+    "An open issue cannot have a closed parent.",
+    "Name an open parent, or reopen the parent first.",
 )
 BEGUN: Final = _refusal(
     "begun",
-    "Work on the issue may have begun, so nothing new is put before it.",
-    "Create an issue of its own for what is left, and let that one wait.",
+    "Work on the issue may have begun, so it gets no new blocker.",
+    "Create another issue for the rest of the work, and let that issue wait.",
 )
 WAITING: Final = _refusal(
     "waiting",
-    "No worktree is made for an issue that waits for others.",
-    "Work on those first, or remove the dependency.",
+    "An issue that waits for others gets no worktree.",
+    "Close those first, or remove the dependency.",
 )
 
 
-UNANSWERED: Final = {
+UNSUPPORTED: Final = {
     "command": _refusal(
         "command",
-        "The session's bd does not answer this command.",
-        "Use create, update, close, reopen, dep, label, comment, or what reads, such as list and show; the rest is"
-        " the operator's.",
+        "The session's bd does not support this command.",
+        "Use create, update, close, reopen, dep, label, comment, or a command that reads, such as list. Ask the"
+        " operator for other commands.",
     ),
     "flag": _refusal(
         "flag",
-        "The session's bd does not take this flag: it could lead elsewhere, past a rule, or to another name.",
-        "Leave it out; place, agent and id are the session's and bd's to choose.",
+        "The session's bd does not take this flag: it could select another database or agent, or override a rule.",
+        "Leave it out; the session sets the database and the agent, and bd chooses the id.",
     ),
     "form": _refusal(
         "form",
-        "The command is not whole, or is more than it can have.",
-        "Name each issue in full, and give what bd help shows for the command.",
+        "The command has too few or too many words.",
+        "Give the full id of each issue, and the words that bd help shows for the command.",
     ),
     "file": _refusal(
         "file",
         "The session's bd reads and writes no files, nor its standard input.",
-        "Give the text itself; let it not begin with @.",
+        "Give the text itself, without an @ at its start.",
     ),
     "environment": _refusal(
         "environment",
-        "The session's bd is not steered by the environment.",
-        "Take the variable away; place and agent are the session's.",
+        "Environment variables do not configure the session's bd.",
+        "Unset the variable; the session sets the database and the agent.",
     ),
 }
-"""The refusals of command lines, by the rule of `Unanswered`."""
+"""The refusals of command lines, by the rule of `UnsupportedCommand`."""
 
 
-def wrong_type(known: Conventions) -> Refusal:
-    return _refusal("type", "There is no type of issue of this name here.", f"Use {_any(known.types)}.")
+def wrong_type(conventions: Conventions) -> Refusal:
+    return _refusal("type", "There is no type of issue of this name here.", f"Use {_any(conventions.types)}.")
 
 
-def wrong_label(known: Conventions) -> Refusal:
-    forms = [f"{prefix}:NAME" for prefix in known.label_prefixes]
+def wrong_label(conventions: Conventions) -> Refusal:
+    forms = [f"{prefix}:NAME" for prefix in conventions.label_prefixes]
     return _refusal(
         "label",
         "A label is a prefix that the policy lists, a colon and a name without blanks, commas or quotes.",
@@ -164,11 +164,11 @@ def wrong_label(known: Conventions) -> Refusal:
     )
 
 
-def not_to_human(known: Conventions) -> Refusal:
+def not_to_human(conventions: Conventions) -> Refusal:
     return _refusal(
         "message",
         "A message is a question to a person, and is assigned to that person.",
-        f"Assign it to {known.human}.",
+        f"Assign it to {conventions.human}.",
     )
 
 
@@ -176,6 +176,6 @@ def _any(words: list[str] | tuple[str, ...]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)
 
 
-def named(ids: list[str]) -> str:
+def format_ids(ids: list[str]) -> str:
     """Format a list of ids for people. A long list ends with the number of further ids."""
     return listed(ids, "and")

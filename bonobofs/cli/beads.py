@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
 
@@ -40,33 +40,35 @@ AssigneeOption = Annotated[
 ]
 
 
-class _Gate(Protocol):
-    def __call__(self, step: Step) -> dict[str, Any]: ...
-
-
 @contextmanager
-def _gate(identity: ActingAs) -> Iterator[_Gate]:
-    """Give the gate of the mount around the working directory; outside a mount, the gate of a new session."""
-    called = identity.mount_session()
-    if called is not None:
-        directory = called.directory
-        yield lambda step: _called(directory, step)
+def _operations(identity: ActingAs) -> Iterator[Callable[[Step], dict[str, Any]]]:
+    """Give a function that runs an operation in the mount around the working directory, or else in a new session."""
+    mounted = identity.mount_session()
+    if mounted is not None:
+        yield lambda step: _call(mounted.directory, step)
         return
-    from bonobofs.beads import Beads, find_beads  # noqa: PLC0415
-    from bonobofs.beads.call_plan import act  # noqa: PLC0415
     from bonobofs.beads.issue import issue_document  # noqa: PLC0415
     from bonobofs.beads.issue_service import IssueService  # noqa: PLC0415
 
     with identity.open_session(_top(Path.cwd(), session.home())) as opened:
-        agent = opened.guard.agent
-        acting = IssueService(opened, Beads(find_beads(Path(opened.place), opened.home), opened.home, agent))
-        yield lambda step: issue_document(act(acting, agent, step, f"beads {step.name}"))
+        service = IssueService(opened)
+        yield lambda step: issue_document(service.act(step, f"beads {step.name}"))
 
 
-def _called(directory: Path, step: Step) -> dict[str, Any]:
-    named = {"issue": step.issue} if step.issue else {}
-    found: dict[str, Any] = call(directory, f"beads.{step.name}", **named, **step.arguments)
-    return found
+def _call(directory: Path, step: Step) -> dict[str, Any]:
+    issue = {"issue": step.issue} if step.issue else {}
+    document: dict[str, Any] = call(directory, f"beads.{step.name}", **issue, **step.arguments)
+    return document
+
+
+def _run(step: Step, identity: ActingAs, json: bool) -> None:
+    """Run one operation, and print the issue."""
+    with _operations(identity) as run:
+        issue = run(step)
+    if json:
+        document(issue)
+    else:
+        say(f"{issue['id']} is {issue['status']}: {issue['title']}")
 
 
 def _top(directory: Path, home: Path) -> Path:
@@ -80,13 +82,6 @@ def _top(directory: Path, home: Path) -> Path:
 
 def _without_empty(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, [])}
-
-
-def _print_issue(issue: dict[str, Any], json: bool) -> None:
-    if json:
-        document(issue)
-    else:
-        say(f"{issue['id']} is {issue['status']}: {issue['title']}")
 
 
 @app.command("create")
@@ -130,8 +125,7 @@ def create(
         acceptance=acceptance,
         notes=notes,
     )
-    with _gate(ActingAs(agent, role, policy)) as gate:
-        _print_issue(gate(Step("create", "", fields)), json)
+    _run(Step("create", "", fields), ActingAs(agent, role, policy), json)
 
 
 @app.command("update")
@@ -175,8 +169,7 @@ def update(
         acceptance=acceptance,
         notes=notes,
     )
-    with _gate(ActingAs(agent, role, policy)) as gate:
-        _print_issue(gate(Step("update", issue, changes)), json)
+    _run(Step("update", issue, changes), ActingAs(agent, role, policy), json)
 
 
 @app.command("close")
@@ -194,8 +187,7 @@ def close(
     Example:
       bonobofs beads close gt-17 --reason 'merged' --agent alice
     """
-    with _gate(ActingAs(agent, role, policy)) as gate:
-        _print_issue(gate(Step("close", issue, _without_empty(reason=reason))), json)
+    _run(Step("close", issue, _without_empty(reason=reason)), ActingAs(agent, role, policy), json)
 
 
 @dep_app.command("add")
@@ -217,8 +209,7 @@ def add(
       bonobofs beads dep add gt-18 gt-17 --agent alice
       bonobofs beads dep add gt-18 gt-3 --type parent --agent alice
     """
-    with _gate(ActingAs(agent, role, policy)) as gate:
-        _print_issue(gate(Step("tie", blocked, {"other": blocker, "type": kind})), json)
+    _run(Step("tie", blocked, {"other": blocker, "type": kind}), ActingAs(agent, role, policy), json)
 
 
 @dep_app.command("remove")
@@ -236,5 +227,4 @@ def remove(
     Example:
       bonobofs beads dep remove gt-18 gt-17 --agent alice
     """
-    with _gate(ActingAs(agent, role, policy)) as gate:
-        _print_issue(gate(Step("untie", blocked, {"other": blocker})), json)
+    _run(Step("untie", blocked, {"other": blocker}), ActingAs(agent, role, policy), json)

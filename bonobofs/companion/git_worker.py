@@ -27,7 +27,7 @@ from typing import Any, Final
 from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.companion.session_context import SessionContext
 from bonobofs.enforcement.authorizer import Admission, Caller
-from bonobofs.errors import BonobofsError, GitError, TrailError, UsageError
+from bonobofs.errors import BonobofsError, GitError, TrailError
 from bonobofs.ipc.codec import decode_denied, decode_request, encode_decision, encode_denied
 from bonobofs.policy.decision import Refused
 from bonobofs.state.home import read_document, session_directory, write_document
@@ -50,7 +50,7 @@ class GitWorker:
         self._session: Final = session
         self._authorizer: Final[RemoteAuthorizer] = session.guard
         self._leases: Final = leases
-        self._file: Final = session_directory(session.home, session.who.session) / _FILE
+        self._file: Final = session_directory(session.home, session.session.session) / _FILE
         self._turn: Final = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._end: socket.socket | None = None
@@ -66,7 +66,7 @@ class GitWorker:
         """Clean up in the source after killed workers of this session or of ended ones. Ignores errors."""
         with self._turn, suppress(OSError, BonobofsError, EOFError):
             sessions = import_module("bonobofs.state.sessions")
-            own = self._session.who
+            own = self._session.session
             for one in sessions.load_all(self._session.home):
                 file = session_directory(self._session.home, one.session) / _FILE
                 if (
@@ -149,7 +149,7 @@ class GitWorker:
         state = self._authorizer.generation()
         known = self._leases()
         leases = {"none": None, "known": known, "unknown": "unknown"}[state["leases"]]
-        kept = session_directory(self._session.home, self._session.who.session) / "tracked.json"
+        kept = session_directory(self._session.home, self._session.session.session) / "tracked.json"
         tracked = read_document(kept)["paths"] if kept.exists() else []
         policy = self._authorizer.plain_policy
         return {"generation": state["generation"], "policy": policy, "leases": leases, "tracked": tracked}
@@ -161,7 +161,7 @@ class GitWorker:
     def _is_shared(self) -> bool:
         """True if another live session has a mount of the same source."""
         sessions = import_module("bonobofs.state.sessions")
-        own = self._session.who
+        own = self._session.session
         return any(
             one.source == own.source and one.session != own.session and one.mountpoint and sessions.lives(one)
             for one in sessions.load_all(self._session.home)
@@ -173,7 +173,7 @@ class GitWorker:
         self._stop()
         owner = _owner()
         if not self._directory or not os.path.isdir(self._directory):
-            above = None if owner else session_directory(self._session.home, self._session.who.session)
+            above = None if owner else session_directory(self._session.home, self._session.session.session)
             self._directory = tempfile.mkdtemp(prefix="bonobofs-git-", dir=above)
             if owner:
                 os.chown(self._directory, *owner)
@@ -192,7 +192,7 @@ class GitWorker:
             )
         self._end, self._received = ours, b""
         agent = list(self._authorizer.agent)
-        issue = self._session.who.issue
+        issue = self._session.session.issue
         left = [directory for directory in self._left if os.path.isdir(directory)]
         self._send({"agent": agent, "issue": issue, "directory": self._directory, "owner": owner, "left": left})
         standing = self._receive(monotonic() + SECONDS)
@@ -300,49 +300,3 @@ def _read_head() -> str:
     with suppress(OSError):
         return (_git_dir() / "HEAD").read_text(encoding="utf-8", errors="surrogateescape").strip()
     return ""
-
-
-def _receive(session: SessionContext, arguments: dict[str, Any]) -> Any:
-    return session.git_worker.call("receive", _given(arguments))
-
-
-def _upload(session: SessionContext, arguments: dict[str, Any]) -> Any:
-    return session.git_worker.call("upload", _given(arguments))
-
-
-def _publish(session: SessionContext, arguments: dict[str, Any]) -> Any:
-    descriptors = _given(arguments, "head")
-    head = _text(arguments, "head")
-    if head.startswith("ref: refs/heads/"):
-        return session.git_worker.call("receive", descriptors, head=head, ref=head.removeprefix("ref: "))
-    return session.git_worker.call("head", head=head)
-
-
-def _head(session: SessionContext, arguments: dict[str, Any]) -> Any:
-    """Move HEAD of the source's checkout. `check` only judges the move."""
-    _given(arguments, "head", "check")
-    return session.git_worker.call("head", head=_text(arguments, "head"), check=bool(arguments.get("check")))
-
-
-def _given(arguments: dict[str, Any], *names: str) -> Sequence[int]:
-    descriptors: Sequence[int] = arguments.pop("descriptors", ())
-    unknown = arguments.keys() - set(names)
-    if unknown:
-        raise UsageError(f"the call takes no {', '.join(sorted(unknown))}")
-    return descriptors
-
-
-def _text(arguments: dict[str, Any], name: str) -> str:
-    value = arguments.get(name)
-    if not isinstance(value, str) or "\n" in value or "\0" in value:
-        raise UsageError(f"the call needs {name}, a text of one line")
-    return value
-
-
-PUBLISHING_CALLS: Final[dict[str, Callable[[SessionContext, dict[str, Any]], Any]]] = {
-    "git.receive-pack": _receive,
-    "git.upload-pack": _upload,
-    "git.publish": _publish,
-    "git.head": _head,
-}
-WITH_DESCRIPTORS: Final = ("git.receive-pack", "git.upload-pack", "git.publish", "git.preflight")

@@ -21,7 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from bonobofs.companion.calls import CONCURRENCY, handle_call
+from bonobofs.companion.calls import LIMITS, handle_call
 from bonobofs.companion.change_attribution import ChangeAttribution
 from bonobofs.companion.change_forwarder import ChangeForwarder
 from bonobofs.companion.git_worker import GitWorker
@@ -131,7 +131,7 @@ class Companion:
             return SocketServer(
                 directory,
                 lambda maker, name, arguments, fds: handle_call(self._session, name, arguments, maker, fds),
-                CONCURRENCY,
+                LIMITS,
                 guest,
             )
         except OSError as error:

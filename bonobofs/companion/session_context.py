@@ -18,24 +18,6 @@ if TYPE_CHECKING:
     from bonobofs.companion.git_worker import GitWorker
 
 
-class SessionIdentity(NamedTuple):
-    """The session and its agent. The field names are those of whoami.json."""
-
-    agent: str
-    agent_id: str
-    team: str | None
-    role: str
-    chain: str | None
-    session: str
-    source: str
-    mountpoint: str | None
-    issue: str | None
-
-    def plain(self) -> dict[str, Any]:
-        """The fields of whoami.json that do not depend on the policy."""
-        return {name: value for name, value in self._asdict().items() if name not in ("mountpoint", "issue")}
-
-
 class GrantedCheckout(NamedTuple):
     """A git command that takes published files into the mount."""
 
@@ -68,29 +50,14 @@ class SessionContext:
         """
         self.note_index: Final = note_index
         self.home: Final = Path(config.home)
-        self.who: Final = SessionIdentity(
-            config.agent,
-            config.agent_id,
-            config.team,
-            config.role,
-            config.chain,
-            config.session,
-            config.source,
-            config.mountpoint,
-            config.issue,
-        )
+        self.session: Final = config
         self.guard: Final = authorizer
-        self.log: Final = RecentEntries(Path(config.trail).parent, {self.who.agent: self.who.agent_id}.get)
+        self.log: Final = RecentEntries(Path(config.trail).parent, {config.agent: config.agent_id}.get)
         self.change_lock: Final = threading.Lock()
         self.commands: Final = GrantedCheckouts()
         self.git_worker: GitWorker
         """Set by the companion, whose services the worker needs."""
         self.place: Final = "."
-
-    @property
-    def session(self) -> SessionIdentity:
-        """As `GuardedSession.session`."""
-        return self.who
 
     @cached_property
     def tools(self) -> FileTools:

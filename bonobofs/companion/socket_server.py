@@ -1,9 +1,9 @@
 """Server of the guard socket: JSON calls, one per line, on `guard.sock` in the session's `inside` directory.
 
 The kernel gives the uid of each caller. The session's user, root and the user of `mount --user` are accepted; all act
-as the session's agent. A caller may be slow or hostile: one thread moves bytes and never waits, the memory of a
-connection is bounded, and one connection too many drops the longest idle one. Other threads answer the calls, one at a
-time for each connection. A call runs to its end and counts as a connection even if its caller has gone.
+as the session's agent. A caller may be slow or hostile: each connection has its own thread, which has a time limit for
+each line and each answer. The memory of all connections is bounded, and one connection too many drops the longest idle
+one. A call runs to its end and counts as a connection even if its caller has gone.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ from __future__ import annotations
 import errno
 import json
 import os
-import queue
 import re
-import selectors
 import socket
 import stat
 import struct
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from time import monotonic
-from typing import Any, Final, Generic, TypeVar
+from time import monotonic, sleep
+from typing import Any, Final
 
 from bonobofs.errors import BonobofsError, UsageError
 from bonobofs.ipc.codec import encode_failure
@@ -40,9 +37,10 @@ _MAX_MEMORY: Final = 64 << 20
 """Bytes of all connections together."""
 _TIMEOUT: Final = 10.0
 """Seconds in which a caller must complete a line that it has begun, and take an answer."""
+_ACCEPT_PAUSE: Final = 0.1
+"""Seconds until the next attempt if a connection cannot be accepted, as without free descriptors."""
 _MAX_FDS: Final = 2
 """Descriptors that a connection may send with a call; the kernel closes further ones."""
-_ENDING: Final = "the session is ending"
 _BLOCK: Final = 1 << 16
 _OVERFLOW_UID: Final = Path("/proc/sys/kernel/overflowuid")
 _CREDENTIALS: Final = struct.Struct("=iII")
@@ -50,10 +48,6 @@ _SO_PEERGROUPS: Final = 59
 """From <asm-generic/socket.h>; the socket module does not have it."""
 _MAX_GROUPS: Final = 256
 
-_CONCURRENCY: Final = 4
-"""Calls of one name that run at once, unless `concurrency` has another limit."""
-_MAX_QUEUE: Final = 32
-"""Queue limit of the names with a concurrency of their own. Connections bound the other queues."""
 _MAX_CALL: Final = 1 << 20
 """Bytes of a call with neither the content of a file nor a list of paths."""
 _MAX_LISTS: Final = 4 << 20
@@ -72,82 +66,215 @@ Impersonate = Callable[[], AbstractContextManager[object]]
 """As `MAKER` of bonobofs.files.workspace: entered while a file is made, to make it as the caller."""
 Handler = Callable[[Impersonate, str, dict[str, Any], list[int]], Any]
 """Called with the name, the arguments and the descriptors of a call, which the server closes afterwards."""
-Caller = TypeVar("Caller")
 
 
-class _Queue(Generic[Caller]):
-    """The calls of one name."""
+class _Gate:
+    """Limits the calls of one name, so that slow calls do not delay those of other names."""
 
-    def __init__(self) -> None:
-        self.pending: Final[deque[tuple[Caller, dict[str, Any]]]] = deque()
-        self.workers = 0
+    def __init__(self, running: int, waiting: int) -> None:
+        self._free: Final = threading.Semaphore(running)
+        self._places: Final = threading.Semaphore(running + waiting)
+        self._waiting: Final = waiting
+
+    @contextmanager
+    def hold(self, name: str) -> Iterator[None]:
+        """Wait until a call may run. OSError, EAGAIN: too many calls wait."""
+        if not self._places.acquire(blocking=False):
+            raise OSError(errno.EAGAIN, f"{self._waiting} calls of {name} wait to be answered; try again")
+        try:
+            with self._free:
+                yield
+        finally:
+            self._places.release()
 
 
-class CallExecutor(Generic[Caller]):
-    """Runs calls in threads, a few of each name at once, so that slow calls do not delay those of other names."""
+class _Connection:
+    """One caller."""
+
+    def __init__(self, end: socket.socket, impersonate: Impersonate) -> None:
+        self.end: Final = end
+        self.impersonate: Final = impersonate
+        self.incoming = bytearray()
+        self.held = 0
+        """Bytes of `incoming` and of the call that is being answered."""
+        self.running = 0
+        """Bytes of the call that is being answered; 0: none."""
+        self.outgoing = 0
+        """Bytes of the answer that is being sent; 0: none."""
+        self.is_dropped = False
+        self.fds: list[int] = []
+        """Descriptors for the next call."""
+        self.active_since = monotonic()
+        """When it was accepted, or took its last answer."""
+
+    def drop(self) -> None:
+        """End the connection; its thread closes it."""
+        self.is_dropped = True
+        with suppress(OSError):
+            self.end.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def freed_by_drop(self) -> int:
+        """Bytes that are free once the connection is dropped."""
+        return 0 if self.is_dropped else self.held - self.running + self.outgoing
+
+    def receive_line(self, on_receive: Callable[[int], None]) -> bytes | None:
+        """The next line; None if the connection ends or the line is too long. OSError.
+
+        `on_receive` is called with the number of bytes that were received.
+        """
+        deadline = monotonic() + _TIMEOUT if self.incoming else None
+        searched = 0
+        while (end := self.incoming.find(b"\n", searched)) < 0:
+            searched = len(self.incoming)
+            if searched > MAX_LINE:
+                self.send(_failure(UsageError(f"a call has at most {MAX_LINE} bytes")))
+                return None
+            self.end.settimeout(None if deadline is None else max(0.001, deadline - monotonic()))
+            data, fds, _, _ = socket.recv_fds(self.end, _BLOCK, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            self.fds += fds
+            _close_all(self.fds[_MAX_FDS:])
+            del self.fds[_MAX_FDS:]
+            if not data:
+                return None
+            deadline = deadline or monotonic() + _TIMEOUT
+            self.incoming += data
+            on_receive(len(data))
+            if self.is_dropped:
+                return None
+        line = bytes(self.incoming[:end])
+        del self.incoming[: end + 1]
+        return line
+
+    def send(self, answer: bytes) -> None:
+        """Send an answer. OSError: the caller is gone or too slow."""
+        self.end.settimeout(_TIMEOUT)
+        self.end.sendall(answer)
+        self.active_since = monotonic()
+
+
+class SocketServer:
+    """Listens from its construction to `close`."""
 
     def __init__(
-        self,
-        handle: Callable[[Caller, str, dict[str, Any]], Any],
-        concurrency: Mapping[str, int],
-        on_answer: Callable[[Caller, bytes], None],
+        self, directory: Path, handler: Handler, limits: Mapping[str, tuple[int, int]], guest: int | None = None
     ) -> None:
-        """`concurrency` has the limits of some names. `on_answer` is called from the worker threads."""
-        self._handle: Final = handle
-        self._concurrency: Final = concurrency
-        self._on_answer: Final = on_answer
-        self._lock: Final = threading.Lock()
-        self._queues: Final[dict[str, _Queue[Caller]]] = {}
-        self._logged: Final[set[tuple[str, type[Exception]]]] = set()
+        """Listen in `directory`, and replace the socket of an earlier companion. OSError.
 
-    def submit(self, caller: Caller, line: bytes) -> None:
-        """Queue a call. A line that is no call is answered at once."""
+        `limits` has for each name how many calls run and how many wait at once. `guest` is the uid of a further user
+        who is accepted.
+        """
+        self._path: Final = directory / GUARD_SOCKET
+        self._handler: Final = handler
+        self._gates: Final = {name: _Gate(*limit) for name, limit in limits.items()}
+        self._listener: Final = _listen(directory, guest)
+        self._accepted_uids: Final = _accepted_uids(guest)
+        self._guest: Final = guest
+        self._lock: Final = threading.Lock()
+        self._connections: Final[set[_Connection]] = set()
+        self._logged: Final[set[tuple[str, type[Exception]]]] = set()
+        self._is_closing = False
+        threading.Thread(target=self._run, name="bonobofs-socket", daemon=True).start()
+
+    def close(self) -> None:
+        """Accept no more calls; running calls go on."""
+        self._is_closing = True
+        self._path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                end, _ = self._listener.accept()
+                self._accept(end)
+            except OSError:
+                sleep(_ACCEPT_PAUSE)
+
+    def _accept(self, end: socket.socket) -> None:
+        _, uid, gid = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if uid not in self._accepted_uids:
+            _refuse(end, OSError(errno.EACCES, "this socket belongs to another user"))
+            return
+        impersonate = partial(_acting_as, uid, gid, _peer_groups(end)) if uid == self._guest else nullcontext
+        connection = _Connection(end, impersonate)
+        if not self._add(connection):
+            _refuse(end, OSError(errno.EAGAIN, f"{MAX_CONNECTIONS} calls are being answered; try again"))
+            return
+        try:
+            threading.Thread(target=self._serve, args=(connection,), name="bonobofs-call", daemon=True).start()
+        except RuntimeError:
+            self._remove(connection)
+            _refuse(end, OSError(errno.EAGAIN, "there can be no more threads; try again"))
+
+    def _add(self, connection: _Connection) -> bool:
+        """Drop the connection that is idle for the longest time if there are too many. False: none is idle."""
+        with self._lock:
+            if len(self._connections) >= MAX_CONNECTIONS:
+                idle = [other for other in self._connections if not other.running]
+                if not idle:
+                    return False
+                oldest = min(idle, key=lambda other: other.active_since)
+                self._connections.remove(oldest)
+                oldest.drop()
+            self._connections.add(connection)
+            return True
+
+    def _remove(self, connection: _Connection) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+
+    def _serve(self, connection: _Connection) -> None:
+        """Answer the calls of a connection, one at a time, until it ends."""
+        try:
+            with suppress(OSError), connection.end:
+                while self._serve_next(connection):
+                    pass
+        finally:
+            self._remove(connection)
+            _close_all(connection.fds)
+
+    def _serve_next(self, connection: _Connection) -> bool:
+        """Answer the next call. False: the connection ends. OSError."""
+        line = connection.receive_line(lambda size: self._hold(connection, size))
+        if line is None or not self._begin(connection, len(line) + 1):
+            return False
+        if self._is_closing:
+            connection.send(_failure(OSError(errno.EAGAIN, "the session is ending")))
+            return False
+        fds, connection.fds = connection.fds, []
         try:
             name, arguments = _parse_call(line)
+            del line
+            answer = self._answer(connection, name, arguments, fds)
         except UsageError as error:
-            self._on_answer(caller, _failure(error))
-            return
+            answer = _failure(error)
+        finally:
+            _close_all(fds)
+        self._hold(connection, outgoing=len(answer))
+        connection.send(answer)
         with self._lock:
-            waiting = self._queues.setdefault(name, _Queue())
-            is_full = name in self._concurrency and len(waiting.pending) >= _MAX_QUEUE
-            starts = not is_full and waiting.workers < self._concurrency.get(name, _CONCURRENCY)
-            waiting.workers += starts
-            if not is_full:
-                waiting.pending.append((caller, arguments))
-        if is_full:
-            busy = f"{_MAX_QUEUE} calls of {name} wait to be answered; try again"
-            self._on_answer(caller, _failure(OSError(errno.EAGAIN, busy)))
-        elif starts:
-            try:
-                threading.Thread(target=self._work, args=(name, waiting), name="bonobofs-call", daemon=True).start()
-            except RuntimeError:
-                self._abandon(name, waiting)
+            connection.held -= connection.running
+            connection.running = connection.outgoing = 0
+        return True
 
-    def _abandon(self, name: str, waiting: _Queue[Caller]) -> None:
-        """No thread can be started: fail the pending calls, unless another worker will take them."""
-        failed = []
+    def _begin(self, connection: _Connection, size: int) -> bool:
+        """Mark a connection as busy, so that it is not dropped. False: it is dropped."""
         with self._lock:
-            waiting.workers -= 1
-            if not waiting.workers:
-                failed = list(waiting.pending)
-                del self._queues[name]
-        for caller, _ in failed:
-            self._on_answer(caller, _failure(OSError(errno.EAGAIN, "there can be no more threads; try again")))
+            connection.running = size
+            return not connection.is_dropped
 
-    def _work(self, name: str, waiting: _Queue[Caller]) -> None:
-        while True:
-            with self._lock:
-                if not waiting.pending:
-                    waiting.workers -= 1
-                    if not waiting.workers:
-                        del self._queues[name]
-                    return
-                caller, arguments = waiting.pending.popleft()
-            self._on_answer(caller, self._answer(caller, name, arguments))
+    def _hold(self, connection: _Connection, received: int = 0, outgoing: int = 0) -> None:
+        """Count bytes. If all connections hold too many, drop the one that frees the most; its call still runs."""
+        with self._lock:
+            connection.held += received
+            connection.outgoing = outgoing
+            if sum(each.freed_by_drop + each.running for each in self._connections) > _MAX_MEMORY:
+                max(self._connections, key=lambda each: each.freed_by_drop).drop()
 
-    def _answer(self, caller: Caller, name: str, arguments: dict[str, Any]) -> bytes:
+    def _answer(self, connection: _Connection, name: str, arguments: dict[str, Any], fds: list[int]) -> bytes:
+        gate = self._gates.get(name)
         try:
-            return _encode({"ok": True, "result": self._handle(caller, name, arguments)})
+            with nullcontext() if gate is None else gate.hold(name):
+                return _encode({"ok": True, "result": self._handler(connection.impersonate, name, arguments, fds)})
         except Refused as refused:
             denied = refused.decision
             return _encode({"ok": False, "denied": as_document(denied, denied.path, denied.operation)})
@@ -165,6 +292,12 @@ class CallExecutor(Generic[Caller]):
             self._logged.add((name, type(error)))
             sys.stderr.write(f"bonobofs: a call of {name} has failed: {error!r:.{_MAX_LOGGED}}\n")
             sys.stderr.flush()
+
+
+def _refuse(end: socket.socket, error: OSError) -> None:
+    with suppress(OSError), end:
+        end.setblocking(False)
+        end.send(_failure(error))
 
 
 def _parse_call(line: bytes) -> tuple[str, dict[str, Any]]:
@@ -208,243 +341,6 @@ def _encode(document: dict[str, Any]) -> bytes:
     return json.dumps(document).encode() + b"\n"
 
 
-class _Connection:
-    """One caller."""
-
-    def __init__(self, end: socket.socket, now: float, impersonate: Impersonate) -> None:
-        self.end: Final = end
-        self.impersonate: Final = impersonate
-        self.incoming = bytearray()
-        self.searched = 0
-        """Bytes at the start of `incoming` without a newline."""
-        self.outgoing = bytearray()
-        self.running = 0
-        """Bytes of the call that is being answered; 0: none."""
-        self.fds: list[int] = []
-        """Descriptors for the next call."""
-        self.running_fds: list[int] = []
-        """Descriptors of the call that is being answered."""
-        self.is_closing = False
-        """Close once `outgoing` is sent."""
-        self.active_since = now
-        """When it last sent or took something, or when the present line or answer began."""
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.running and not self.outgoing
-
-    @property
-    def is_in_transfer(self) -> bool:
-        """Whether a line has begun or an answer is being sent, for which the timeout runs."""
-        return bool(self.outgoing or (self.incoming and self.is_idle))
-
-    @property
-    def size(self) -> int:
-        return len(self.incoming) + len(self.outgoing) + self.running
-
-
-class SocketServer:
-    """Listens from its construction to `close`."""
-
-    def __init__(
-        self, directory: Path, handler: Handler, concurrency: Mapping[str, int], guest: int | None = None
-    ) -> None:
-        """Listen in `directory`, and replace the socket of an earlier companion. OSError.
-
-        `concurrency` as for `CallExecutor`. `guest` is the uid of a further user who is accepted.
-        """
-        self._path: Final = directory / GUARD_SOCKET
-        self._executor: Final[CallExecutor[_Connection]] = CallExecutor(
-            lambda caller, name, arguments: handler(caller.impersonate, name, arguments, caller.running_fds),
-            concurrency,
-            self._on_answer,
-        )
-        self._listener: Final = _listen(directory, guest)
-        self._accepted_uids: Final = _accepted_uids(guest)
-        self._guest: Final = guest
-        self._selector: Final = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._connections: Final[dict[int, _Connection]] = {}
-        self._orphaned: Final[set[_Connection]] = set()
-        """Closed connections whose call still runs."""
-        self._answers: Final[queue.SimpleQueue[tuple[_Connection, bytes]]] = queue.SimpleQueue()
-        self._is_closing = False
-        threading.Thread(target=self._run, name="bonobofs-socket", daemon=True).start()
-
-    def close(self) -> None:
-        """Accept no more calls; running calls go on."""
-        self._is_closing = True
-        self._path.unlink(missing_ok=True)
-        self._wake()
-
-    def _wake(self) -> None:
-        with suppress(BlockingIOError):
-            os.write(self._wake_write, b"\0")
-
-    def _on_answer(self, connection: _Connection, line: bytes) -> None:
-        """Queue the answer of a call. From any thread."""
-        self._answers.put((connection, line))
-        self._wake()
-
-    # -- the thread that moves bytes
-
-    def _run(self) -> None:
-        while True:
-            for key, events in self._selector.select(self._seconds_to_timeout()):
-                if key.fileobj is self._listener:
-                    self._accept_all()
-                elif key.fd == self._wake_read:
-                    with suppress(BlockingIOError):
-                        os.read(self._wake_read, 4096)
-                else:
-                    connection = self._connections.get(key.fd)
-                    if connection is not None:
-                        self._transfer(connection, events)
-            self._send_answers()
-            self._drop_expired(monotonic())
-
-    def _seconds_to_timeout(self) -> float | None:
-        starts = [one.active_since for one in self._connections.values() if one.is_in_transfer]
-        return None if not starts else max(0.0, min(starts) + _TIMEOUT - monotonic())
-
-    def _accept_all(self) -> None:
-        with suppress(OSError):
-            while True:
-                end, _ = self._listener.accept()
-                self._accept(end)
-
-    def _accept(self, end: socket.socket) -> None:
-        end.setblocking(False)
-        _, uid, gid = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        impersonate = partial(_acting_as, uid, gid, _peer_groups(end)) if uid == self._guest else nullcontext
-        connection = _Connection(end, monotonic(), impersonate)
-        refusal = "" if uid in self._accepted_uids else "this socket belongs to another user"
-        if not refusal and self._is_closing:
-            refusal = _ENDING
-        if not refusal and len(self._connections) + len(self._orphaned) >= MAX_CONNECTIONS:
-            idle = [one for one in self._connections.values() if one.is_idle]
-            if idle:
-                self._drop(min(idle, key=lambda one: one.active_since))
-            else:
-                refusal = f"{MAX_CONNECTIONS} calls are being answered; try again"
-        if refusal:
-            code = errno.EACCES if uid not in self._accepted_uids else errno.EAGAIN
-            with suppress(OSError), end:
-                end.send(_failure(OSError(code, refusal)))
-            return
-        self._connections[end.fileno()] = connection
-        self._selector.register(end, selectors.EVENT_READ)
-
-    def _transfer(self, connection: _Connection, events: int) -> None:
-        try:
-            if events & selectors.EVENT_WRITE:
-                del connection.outgoing[: connection.end.send(connection.outgoing)]
-            if events & selectors.EVENT_READ:
-                self._receive(connection)
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._drop(connection)
-            return
-        if connection.is_closing and not connection.outgoing:
-            self._drop(connection)
-        elif connection.end.fileno() >= 0:
-            self._submit_next(connection)
-
-    def _receive(self, connection: _Connection) -> None:
-        data, fds, _, _ = socket.recv_fds(connection.end, _BLOCK, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-        connection.fds += fds
-        while len(connection.fds) > _MAX_FDS:
-            os.close(connection.fds.pop())
-        if not data:
-            self._drop(connection)
-            return
-        if not connection.incoming:
-            connection.active_since = monotonic()
-        connection.incoming += data
-        self._limit_memory()
-
-    def _limit_memory(self) -> None:
-        """If all connections together hold too much, drop the one that frees the most. Its call still runs."""
-        if sum(one.size for one in (*self._connections.values(), *self._orphaned)) > _MAX_MEMORY:
-            self._drop(max(self._connections.values(), key=lambda one: one.size - one.running))
-
-    def _submit_next(self, connection: _Connection) -> None:
-        """Submit the next line of a connection whose last call is answered."""
-        if connection.is_idle and not connection.is_closing:
-            end = connection.incoming.find(b"\n", connection.searched)
-            if end >= 0 and self._is_closing:
-                self._refuse(connection, OSError(errno.EAGAIN, _ENDING))
-            elif end >= 0:
-                line = bytes(connection.incoming[:end])
-                del connection.incoming[: end + 1]
-                connection.searched = 0
-                connection.running = end + 1
-                connection.active_since = monotonic()
-                connection.running_fds, connection.fds = connection.fds, []
-                self._executor.submit(connection, line)
-            else:
-                connection.searched = len(connection.incoming)
-                if connection.searched > MAX_LINE:
-                    self._refuse(connection, UsageError(f"a call has at most {MAX_LINE} bytes"))
-        self._select(connection)
-
-    def _refuse(self, connection: _Connection, error: Exception) -> None:
-        """Answer with an error, and close the connection then."""
-        self._queue(connection, _failure(error))
-        connection.is_closing = True
-        connection.incoming.clear()
-
-    def _select(self, connection: _Connection) -> None:
-        """Wait for input if there is room for it, and for output if there is any."""
-        events = selectors.EVENT_WRITE if connection.outgoing else 0
-        if not connection.is_closing and len(connection.incoming) <= MAX_LINE:
-            events |= selectors.EVENT_READ
-        key = self._selector.get_map().get(connection.end.fileno())
-        if key is None:
-            if events:
-                self._selector.register(connection.end, events)
-        elif not events:
-            self._selector.unregister(connection.end)
-        elif key.events != events:
-            self._selector.modify(connection.end, events)
-
-    def _send_answers(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                connection, line = self._answers.get_nowait()
-                connection.running = 0
-                _close_all(connection.running_fds)
-                self._orphaned.discard(connection)
-                if connection.end.fileno() >= 0:
-                    self._queue(connection, line)
-                    self._limit_memory()
-                    self._transfer(connection, selectors.EVENT_WRITE)
-
-    def _queue(self, connection: _Connection, line: bytes) -> None:
-        connection.active_since = monotonic()
-        connection.outgoing += line
-
-    def _drop_expired(self, now: float) -> None:
-        for connection in list(self._connections.values()):
-            if connection.is_in_transfer and now - connection.active_since >= _TIMEOUT:
-                self._drop(connection)
-
-    def _drop(self, connection: _Connection) -> None:
-        fd = connection.end.fileno()
-        if self._connections.pop(fd, None) is not None:
-            if fd in self._selector.get_map():
-                self._selector.unregister(connection.end)
-            connection.end.close()
-            _close_all(connection.fds)
-            connection.incoming.clear()
-            connection.outgoing.clear()
-            if connection.running:
-                self._orphaned.add(connection)
-
-
 @contextmanager
 def _acting_as(uid: int, gid: int, groups: tuple[int, ...]) -> Iterator[None]:
     """Make this thread create files as another user, with that user's rights, as the mount does. For root."""
@@ -474,7 +370,6 @@ def _listen(directory: Path, guest: int | None) -> socket.socket:
     if guest is not None:
         os.chown(directory / GUARD_SOCKET, guest, -1)
     listener.listen(4 * MAX_CONNECTIONS)
-    listener.setblocking(False)
     return listener
 
 

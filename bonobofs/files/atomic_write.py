@@ -40,16 +40,16 @@ def put(
     FileExistsError if the name exists and `overwrite` is false or it is no regular file, IsADirectoryError, OSError.
     After an error the old file is in place, unless only the sync of the directory failed.
     """
-    if place.found is not None:
-        _check_replaceable(place, place.found, overwrite=overwrite)
+    if place.status is not None:
+        _check_replaceable(place, place.status, overwrite=overwrite)
     descriptor = -1
     directory, name = place.directory, place.name
     try:
-        with MAKER.get()() if place.found is None else nullcontext():
-            descriptor, source = _fresh(directory, temporary, permit)
+        with MAKER.get()() if place.status is None else nullcontext():
+            descriptor, source = _create(directory, temporary, permit)
         _fill(descriptor, data)
-        if place.found is not None:
-            _dress(descriptor, place)
+        if place.status is not None:
+            _copy_metadata(descriptor, place)
         os.fsync(descriptor)
         ready()
         place.check()
@@ -61,9 +61,9 @@ def put(
             os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     finally:
         try:
-            _take_away(directory, temporary)
+            _remove(directory, temporary)
         except BaseException:
-            _take_away(directory, temporary)  # an interrupt can stop the first removal
+            _remove(directory, temporary)  # an interrupt can stop the first removal
             raise
         finally:
             if descriptor >= 0:
@@ -71,13 +71,13 @@ def put(
     os.fsync(directory)
 
 
-def _take_away(directory: int, temporary: str) -> None:
+def _remove(directory: int, temporary: str) -> None:
     """Remove the name if it exists. An interrupt can prevent the caller from knowing whether it was created."""
     with suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=directory)
 
 
-def _fresh(directory: int, temporary: str, permit: Permit) -> tuple[int, str]:  # noqa: ARG001 - a change requires one
+def _create(directory: int, temporary: str, permit: Permit) -> tuple[int, str]:  # noqa: ARG001 - a change requires one
     """Create a file. Return its descriptor, open for writing, and the path to link it from."""
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
@@ -102,7 +102,7 @@ def _check_replaceable(place: Place, status: os.stat_result, *, overwrite: bool)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place.path)
 
 
-def _dress(descriptor: int, place: Place) -> None:
+def _copy_metadata(descriptor: int, place: Place) -> None:
     """Copy owner, attributes and mode of the old file to the new file."""
     old = os.open(place.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.directory)
     try:
@@ -112,14 +112,14 @@ def _dress(descriptor: int, place: Place) -> None:
         # rename(2) checks the directory only. A user without write permission on the file must not replace it.
         if not os.access(through, os.W_OK, effective_ids=True):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), place.path)
-        _keep_owner(descriptor, status)
-        _keep_attributes(descriptor, through)
+        _copy_owner(descriptor, status)
+        _copy_attributes(descriptor, through)
         os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~(stat.S_ISUID | stat.S_ISGID))
     finally:
         os.close(old)
 
 
-def _keep_owner(descriptor: int, status: os.stat_result) -> None:
+def _copy_owner(descriptor: int, status: os.stat_result) -> None:
     try:
         os.fchown(descriptor, status.st_uid, status.st_gid)
     except OSError:
@@ -127,7 +127,7 @@ def _keep_owner(descriptor: int, status: os.stat_result) -> None:
             os.fchown(descriptor, -1, status.st_gid)
 
 
-def _keep_attributes(descriptor: int, old: str) -> None:
+def _copy_attributes(descriptor: int, old: str) -> None:
     try:
         names, inherited = os.listxattr(old), os.listxattr(descriptor)
     except OSError as error:

@@ -73,7 +73,7 @@ class FileMatches:
     """A sentence on what is missing and how to get it; "" if complete."""
 
 
-_Looked = TypeVar("_Looked")
+_Value = TypeVar("_Value")
 _Result = TypeVar("_Result", FileText, FileList, FileMatches)
 
 
@@ -85,101 +85,101 @@ class Read(NamedTuple, Generic[_Result]):
     size: int
 
 
-class LedOutError(Exception):
+class OutsideError(Exception):
     """A symlink on the way leads out of the workspace."""
 
 
 class WorkspaceReader:
-    """Reads one workspace. Calls raise LedOutError, UsageError and OSError."""
+    """Reads one workspace. Calls raise OutsideError, UsageError and OSError."""
 
     def __init__(self, workspace: Workspace, policy: Callable[[], Policy]) -> None:
         """`policy` returns the policy in force, whose scratch directories are not entered."""
         self._workspace: Final = workspace
         self._policy: Final = policy
 
-    def text(self, named: WorkspacePath, offset: int, limit: int | None) -> Read[FileText]:
+    def text(self, path: WorkspacePath, offset: int, limit: int | None) -> Read[FileText]:
         """Read lines of a text file, starting with line `offset`, counted from 1."""
         if offset < 1 or (limit is not None and limit < 1):
             raise UsageError("offset and limit are numbers of lines, from 1 on")
-        path, descriptor = _in_rest(lambda: self._opened(named))
+        real, descriptor = _retry_stale(lambda: self._open_file(path))
         with open(descriptor, "rb", buffering=0) as file:
-            found = lines_of(file, offset, limit, monotonic() + SECONDS)
-        end = offset + len(found.lines) - 1
-        numbered = [f"{number:6}\t{line.decode('utf-8', 'replace')}" for number, line in enumerate(found.lines, offset)]
-        cut = "" if found.whole else f"Only a part is given, because it is much; go on with offset {end + 1}."
-        result = FileText(path, "\n".join(numbered), offset, end, found.total, cut)
-        return Read(result, path, sum(len(line) for line in found.lines))
+            part = lines_of(file, offset, limit, monotonic() + SECONDS)
+        end = offset + len(part.lines) - 1
+        numbered = [f"{number:6}\t{line.decode('utf-8', 'replace')}" for number, line in enumerate(part.lines, offset)]
+        cut = "" if part.whole else f"Only a part is given, because of its size; go on with offset {end + 1}."
+        result = FileText(real, "\n".join(numbered), offset, end, part.total, cut)
+        return Read(result, real, sum(len(line) for line in part.lines))
 
-    def entries(self, named: WorkspacePath, pattern: str | None, *, recursive: bool) -> Read[FileList]:
+    def entries(self, path: WorkspacePath, pattern: str | None, *, recursive: bool) -> Read[FileList]:
         """List the entries of a directory; with `recursive`, of its subdirectories too."""
-        wanted = _any if pattern is None else matching(pattern)
-        start, kind = _in_rest(lambda: self._found(named))
+        matches = _any if pattern is None else matching(pattern)
+        start, kind = _retry_stale(lambda: self._resolve(path))
         if kind is not Kind.DIRECTORY:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), named)
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         walk = self._walk(start, SECONDS)
         entries: list[DirectoryEntry] = []
-        for found in walk.found(recursive=recursive, wanted=wanted):
+        for entry in walk.entries(recursive=recursive, matches=matches):
             if len(entries) == MOST_ENTRIES:
                 cut = f"Only the first {MOST_ENTRIES:,} entries are given; name a directory below, or a pattern."
                 return Read(FileList(start, entries, cut), start, 0)
-            entries.append(found)
-        return Read(FileList(start, entries, _left_out(walk)), start, 0)
+            entries.append(entry)
+        return Read(FileList(start, entries, _gap(walk)), start, 0)
 
-    def matches(self, named: WorkspacePath, query: str, include: str | None, exclude: str | None) -> Read[FileMatches]:
+    def matches(self, path: WorkspacePath, query: str, include: str | None, exclude: str | None) -> Read[FileMatches]:
         """Search one file, or all files below a directory, for matching lines."""
         deadline = monotonic() + SECONDS
         included = _any if include is None else matching(include)
         excluded = _none if exclude is None else matching(exclude)
-        start, kind = _in_rest(lambda: self._found(named))
+        start, kind = _retry_stale(lambda: self._resolve(path))
         if kind is Kind.DIRECTORY:
             paths, cut = self._below(start, included, excluded)
         else:
             paths, cut = [start], ""
-        done = search(self._workspace.descriptor, query, paths, deadline)
-        if not done.in_time:
-            cut = "It took too long or too much memory, and was ended; name a directory below, or a simpler query."
-        elif done.more:
+        result = search(self._workspace.descriptor, query, paths, deadline)
+        if not result.in_time:
+            cut = "The search reached its limit of time or memory; name a directory below, or a simpler query."
+        elif result.more:
             cut = f"Only the first {MOST:,} matches are given; name a directory below, or a narrower query."
-        size = sum(len(match.text.encode()) for match in done.matches)
-        return Read(FileMatches(done.matches, done.searched, done.skipped, cut), start, size)
+        size = sum(len(match.text.encode()) for match in result.matches)
+        return Read(FileMatches(result.matches, result.searched, result.skipped, cut), start, size)
 
     def _below(self, start: str, included: Test, excluded: Test) -> tuple[list[str], str]:
         """Return the files to search, and a sentence on files that are missing, or ""."""
         walk = self._walk(start, SECONDS / 2, excluded)
         above = f"{start}/" if start else ""
         paths: list[str] = []
-        for found in walk.found(recursive=True, wanted=lambda path: included(path) and not excluded(path)):
-            if found.kind is not Kind.FILE:
+        for entry in walk.entries(recursive=True, matches=lambda path: included(path) and not excluded(path)):
+            if entry.kind is not Kind.FILE:
                 continue
             if len(paths) == MOST_SEARCHED:
                 return paths, f"Only the first {MOST_SEARCHED:,} files were searched; name a directory below."
-            paths.append(above + found.path)
-        return paths, _left_out(walk)
+            paths.append(above + entry.path)
+        return paths, _gap(walk)
 
-    def _opened(self, named: WorkspacePath) -> tuple[WorkspacePath, int]:
+    def _open_file(self, path: WorkspacePath) -> tuple[WorkspacePath, int]:
         """Open a regular file. Return its resolved path and its descriptor, which the caller closes."""
-        with self._place(named) as place:
+        with self._place(path) as place:
             if place.kind is Kind.DIRECTORY:
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), named)
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             if place.kind is not Kind.FILE:
-                raise UsageError("this is no regular file; read_file gives lines of text")
+                raise UsageError("not a regular file; read_file returns lines of text files")
             return place.path, place.open_file()
 
-    def _found(self, named: WorkspacePath) -> tuple[WorkspacePath, Kind]:
+    def _resolve(self, path: WorkspacePath) -> tuple[WorkspacePath, Kind]:
         """Return the resolved path of a name, and its kind."""
-        with self._place(named) as place:
+        with self._place(path) as place:
             return place.path, place.kind
 
-    def _place(self, named: WorkspacePath) -> Place:
-        """Resolve a name, with its directory open. Raises FileNotFoundError, and LedOutError for a link out."""
-        place = self._workspace.locate(named, follow=True)
+    def _place(self, path: WorkspacePath) -> Place:
+        """Resolve a name, with its directory open. Raises FileNotFoundError, and OutsideError for a link out."""
+        place = self._workspace.locate(path, follow=True)
         if place is None:
-            raise LedOutError
+            raise OutsideError
         # A mount hides a source entry of this name too.
-        is_there = place.found is not None and place.kind is not Kind.SYMLINK
-        if not is_there or place.path.partition("/")[0] == _RESERVED:
+        exists = place.status is not None and place.kind is not Kind.SYMLINK
+        if not exists or place.path.partition("/")[0] == _RESERVED:
             with place:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), named)
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return place
 
     def _walk(self, start: str, seconds: float, excluded: Test | None = None) -> Walk:
@@ -197,19 +197,19 @@ class WorkspaceReader:
         return Walk(self._workspace, start, monotonic() + seconds, shows=shows, enters=enters)
 
 
-def _in_rest(look: Callable[[], _Looked]) -> _Looked:
-    """Call `look`, and retry while it raises ESTALE because the path changed during the look-up."""
+def _retry_stale(look_up: Callable[[], _Value]) -> _Value:
+    """Call `look_up`, and retry while it raises ESTALE because the path changed meanwhile."""
     for _ in range(_TRIES):
         try:
-            return look()
+            return look_up()
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
-    return look()
+    return look_up()
 
 
-def _left_out(walk: Walk) -> str:
-    return "" if walk.is_whole else "It would take too long to look at everything; name a directory below."
+def _gap(walk: Walk) -> str:
+    return "" if walk.is_whole else "The listing reached its time limit; name a directory below."
 
 
 def _any(_: str) -> bool:
@@ -243,31 +243,32 @@ def lines_of(file: BinaryIO, first: int, limit: int | None, deadline: float) -> 
 
     `deadline` is on the monotonic clock. Raises UsageError for a binary file, TimeoutError if `first` is not reached.
     """
-    reading = _LineReader(file)
-    held = bytearray(reading.skip_to(first, deadline))
-    count = held.count(b"\n")
-    while len(held) <= MOST_BYTES and (limit is None or count < limit):
-        chunk = reading.more()
+    reader = _LineReader(file)
+    data = bytearray(reader.skip_to(first, deadline))
+    count = data.count(b"\n")
+    while len(data) <= MOST_BYTES and (limit is None or count < limit):
+        chunk = reader.read_chunk()
         if not chunk:
             break
-        held += chunk
+        data += chunk
         count += chunk.count(b"\n")
-    asked = bytes(held).split(b"\n")
-    if not asked[-1]:
-        asked.pop()
-    asked = asked[:limit]
-    given = _that_fit(asked)
-    total = reading.count(min(deadline, monotonic() + _SECONDS_TO_COUNT))
-    return Lines(given, total, whole=given == asked)
+    lines = bytes(data).split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    lines = lines[:limit]
+    fitting = _first_bytes(lines)
+    total = reader.count(min(deadline, monotonic() + _SECONDS_TO_COUNT))
+    return Lines(fitting, total, whole=fitting == lines)
 
 
-def _that_fit(asked: list[bytes]) -> list[bytes]:
+def _first_bytes(lines: list[bytes]) -> list[bytes]:
+    """Return the first lines that together have at most MOST_BYTES; of one longer line, its beginning."""
     room = MOST_BYTES
-    for index, line in enumerate(asked):
+    for index, line in enumerate(lines):
         room -= len(line) + 1
         if room < 0:
-            return asked[:index] or [line[: MOST_BYTES - 1]]
-    return asked
+            return lines[:index] or [line[: MOST_BYTES - 1]]
+    return lines
 
 
 class _LineReader:
@@ -280,9 +281,9 @@ class _LineReader:
         self._last = b"\n"
         self._head = file.read(_HEAD)
         if b"\0" in self._head:
-            raise UsageError("this is a binary file; read_file gives lines of text")
+            raise UsageError("a binary file; read_file returns lines of text files")
 
-    def more(self) -> bytes:
+    def read_chunk(self) -> bytes:
         """Return the next chunk; empty at the end of the file."""
         chunk, self._head = self._head or self._file.read(_CHUNK), b""
         self._ended += chunk.count(b"\n")
@@ -292,7 +293,7 @@ class _LineReader:
     def skip_to(self, first: int, deadline: float) -> bytes:
         """Read up to line `first`. Return the rest of its chunk from there; empty if the file has fewer lines."""
         before = 0
-        while chunk := self.more():
+        while chunk := self.read_chunk():
             if self._ended >= first - 1:
                 at = 0
                 for _ in range(first - 1 - before):
@@ -300,12 +301,12 @@ class _LineReader:
                 return chunk[at:]
             before = self._ended
             if monotonic() > deadline:
-                raise TimeoutError("the line lies too far into the file to be reached in time")
+                raise TimeoutError("the line is too far from the start of the file for the time limit")
         return b""
 
     def count(self, deadline: float) -> int | None:
         """Read to the end and return the number of lines; None at the deadline."""
-        while self.more():
+        while self.read_chunk():
             if monotonic() > deadline:
                 return None
         return self._ended + (self._last != b"\n")
@@ -350,42 +351,41 @@ class Walk:
         self._shows: Final = shows
         self._enters: Final = enters
 
-    def found(self, *, recursive: bool, wanted: Test) -> Iterator[DirectoryEntry]:
-        """Yield the entries for which `wanted` is true, sorted by name; the content of a directory follows it.
+    def entries(self, *, recursive: bool, matches: Test) -> Iterator[DirectoryEntry]:
+        """Yield the entries for which `matches` is true, sorted by name; the content of a directory follows it.
 
         Unreadable subdirectories count as empty. Raises OSError if `start` cannot be read.
         """
-        waiting = self._names("", wanted)
-        while waiting:
-            each, is_wanted = waiting.pop()
+        pending = self._names("", matches)
+        while pending:
+            each, is_match = pending.pop()
             if monotonic() > self._deadline:
                 self.is_whole = False
                 return
-            if is_wanted:
+            if is_match:
                 yield each
             if recursive and each.kind is Kind.DIRECTORY and self._enters(each.path):
                 with suppress(OSError):
-                    waiting += self._names(each.path, wanted)
+                    pending += self._names(each.path, matches)
 
-    def _names(self, path: str, wanted: Test) -> list[tuple[DirectoryEntry, bool]]:
-        """Return the entries of a directory, sorted by name in reverse, each with the result of `wanted`."""
+    def _names(self, path: str, matches: Test) -> list[tuple[DirectoryEntry, bool]]:
+        """Return the entries of a directory, sorted by name in reverse, each with the result of `matches`."""
         above = f"{path}/" if path else ""
         directory = self._workspace.open_directory("/".join(filter(None, (self._start, path))))
         try:
             most = min(MOST_NAMES, _MOST_BYTES // (len(above) + 1))
             with os.scandir(directory) as names:
-                listed = list(islice(names, most + 1))
-            if len(listed) > most:
+                children = list(islice(names, most + 1))
+            if len(children) > most:
                 self.is_whole = False
-            listed.sort(key=lambda entry: entry.name, reverse=True)
-            found = []
-            for entry in listed:
-                name = above + entry.name
-                if not self._shows(name):
-                    continue
-                is_wanted = bool(wanted(name))
-                found.append((_entry_of(entry, name, measured=is_wanted), is_wanted))
-            return found
+            children.sort(key=lambda entry: entry.name, reverse=True)
+            entries = []
+            for child in children:
+                name = above + child.name
+                if self._shows(name):
+                    is_match = bool(matches(name))
+                    entries.append((_entry_of(child, name, measured=is_match), is_match))
+            return entries
         finally:
             os.close(directory)
 
@@ -397,28 +397,28 @@ def matching(text: str) -> Test:
     """
     if len(text) > _LONGEST_PATTERN:
         raise UsageError(f"a pattern has at most {_LONGEST_PATTERN} characters")
-    spelled = _spelled_out(text)
+    globs = _expand_braces(text)
     try:
-        patterns = {one: parse(one) for one in spelled}
+        patterns = {glob: parse(glob) for glob in globs}
     except PolicyError as error:
-        raise UsageError(f"{text!a} is no pattern: {error}") from None
-    names = Names(one.rstrip("/") for one in spelled if "/" not in one.rstrip("/"))
-    paths = Matcher((pattern, True) for one, pattern in patterns.items() if "/" in one.rstrip("/"))
+        raise UsageError(f"{text!a} is not a valid pattern: {error}") from None
+    names = Names(glob.rstrip("/") for glob in globs if "/" not in glob.rstrip("/"))
+    paths = Matcher((pattern, True) for glob, pattern in patterns.items() if "/" in glob.rstrip("/"))
     return lambda path: names.match(path.rpartition("/")[2]) or (paths and paths.find(path.split("/")))
 
 
-def _spelled_out(text: str) -> list[str]:
-    pending, done = [text], list[str]()
+def _expand_braces(text: str) -> list[str]:
+    pending, globs = [text], list[str]()
     while pending:
-        one = pending.pop()
-        braces = _BRACES.search(one)
+        glob = pending.pop()
+        braces = _BRACES.search(glob)
         if braces is None:
-            done.append(one)
+            globs.append(glob)
         else:
-            pending += [one[: braces.start()] + each + one[braces.end() :] for each in braces[1].split(",")]
-        if len(pending) + len(done) > _MOST_PATTERNS:
-            raise UsageError(f"a pattern stands for at most {_MOST_PATTERNS} without its braces")
-    return done
+            pending += [glob[: braces.start()] + part + glob[braces.end() :] for part in braces[1].split(",")]
+        if len(pending) + len(globs) > _MOST_PATTERNS:
+            raise UsageError(f"the braces of a pattern expand to at most {_MOST_PATTERNS} patterns")
+    return globs
 
 
 def _entry_of(entry: os.DirEntry[str], path: str, *, measured: bool) -> DirectoryEntry:

@@ -57,7 +57,7 @@ _OF_A_NAME: Final = frozenset(
 )
 """Operations that act on a symlink itself. The others follow it."""
 _OF_CONTENT: Final = frozenset({Operation.WRITE_FILE, Operation.CREATE_FILE})
-_MADE: Final = {
+_KINDS: Final = {
     Operation.WRITE_FILE: Kind.FILE,
     Operation.CREATE_FILE: Kind.FILE,
     Operation.MKDIR: Kind.DIRECTORY,
@@ -86,11 +86,11 @@ class FileGuard(Closing):
         self._workspace: Final = Workspace(Path(session.session.source), session.place)
         # One change at a time, from intent to outcome: the trail has the order of the changes. All guards of a session
         # share this lock, so its holder knows that no other change is in progress.
-        self._turn: Final = session.change_lock
+        self._change_lock: Final = session.change_lock
 
     def close(self) -> None:
         """Close the workspace's directory, which this guard otherwise holds open. The session stays open."""
-        with self._turn:
+        with self._change_lock:
             self._workspace.close()
 
     def validate_path(self, path: PathLike, operation: str = Operation.WRITE_FILE) -> ValidationResult:
@@ -99,11 +99,10 @@ class FileGuard(Closing):
         `operation` is a value of `Operation`, such as write_file or delete_file. A denial is recorded, like the denial
         of the change itself. Nothing is changed. Raises UsageError for an unknown operation.
         """
-        asked = operation_of(operation)
+        parsed = operation_of(operation)
         caller = Caller("validate_path")
-        with self._turn:
-            named = self._workspace.named(path)
-            request = Request(asked, named, _MADE.get(asked, Kind.FILE))
+        with self._change_lock:
+            request = Request(parsed, self._workspace.relative(path), _KINDS.get(parsed, Kind.FILE))
             try:
                 place = self._locate(request, NO_FACTS, caller)
             except Refused as refused:
@@ -112,7 +111,7 @@ class FileGuard(Closing):
                 return self._answer(caller, [(request, NO_FACTS)])
             with place:
                 directories = [(Request(Operation.MKDIR, above, Kind.DIRECTORY), NO_FACTS) for above in place.missing]
-                return self._answer(caller, [_question(asked, place), *directories])
+                return self._answer(caller, [_question(parsed, place), *directories])
 
     def guarded_write_file(self, path: PathLike, content: str, agent: str, *, overwrite: bool = False) -> Path:
         """Write a whole file in UTF-8, and return its absolute path.
@@ -122,9 +121,8 @@ class FileGuard(Closing):
         file exists and `overwrite` is false, UnicodeEncodeError, OSError; new directories may then remain.
         """
         caller = Caller("write_file", {"overwrite": overwrite})
-        with self._turn:
-            named = self._entered(path, agent, Operation.WRITE_FILE, caller)
-            request = Request(Operation.WRITE_FILE, named)
+        with self._change_lock:
+            request = Request(Operation.WRITE_FILE, self._relative(path, agent, Operation.WRITE_FILE, caller))
             try:
                 data = str.encode(content, "utf-8")
                 caller = Caller("write_file", {"overwrite": overwrite, "size": len(data)})
@@ -145,9 +143,8 @@ class FileGuard(Closing):
         `path` and `agent` as for `write_file`. Raises FileNotFoundError, IsADirectoryError, OSError.
         """
         caller = Caller("delete_file")
-        with self._turn:
-            named = self._entered(path, agent, Operation.DELETE_FILE, caller)
-            request = Request(Operation.DELETE_FILE, named)
+        with self._change_lock:
+            request = Request(Operation.DELETE_FILE, self._relative(path, agent, Operation.DELETE_FILE, caller))
             try:
                 place = self._locate(request, _LEAVES, caller)
             except Refused:
@@ -165,12 +162,12 @@ class FileGuard(Closing):
         """Return the directories that the agent may write, with their limits, as `aidlc-docs/ (.md, 1 MB)`."""
         return allowed_directories(self._guard.policy, self._guard.agent.role)
 
-    def _entered(self, path: PathLike, agent: str, operation: Operation, caller: Caller) -> WorkspacePath:
+    def _relative(self, path: PathLike, agent: str, operation: Operation, caller: Caller) -> WorkspacePath:
         """Return the path below the root, unresolved. Raises Refused if `agent` is not the session's agent."""
-        named = self._workspace.named(path)
+        relative = self._workspace.relative(path)
         if not is_session_agent(agent, self._guard.agent):
-            raise self._guard.deny(wrong_agent(named, operation), with_claimed_agent(caller, agent))
-        return named
+            raise self._guard.deny(wrong_agent(relative, operation), with_claimed_agent(caller, agent))
+        return relative
 
     def _locate(self, request: Request, context: Context, caller: Caller) -> Place:
         """Resolve the path. Raises Refused (recorded) if it leads outside, OSError (not recorded)."""
@@ -195,8 +192,8 @@ class FileGuard(Closing):
         request = Request(Operation.WRITE_FILE, place.path)
         context = self._plain._replace(
             size=len(data),
-            size_before=place.found.st_size if place.found is not None else 0,
-            mode=MODE if place.found is None else -1,
+            size_before=place.status.st_size if place.status is not None else 0,
+            mode=MODE if place.status is None else -1,
             head=data[:HEAD_BYTES],
         )
         directories = [Request(Operation.MKDIR, above, Kind.DIRECTORY) for above in place.missing]
@@ -215,7 +212,7 @@ class FileGuard(Closing):
             caller=caller,
             details={BY: temporary},
             size=len(data),
-            action="create" if place.found is None else "modify",
+            action="create" if place.status is None else "modify",
         )
         with admission as permit:
             put(place, data, temporary, overwrite=overwrite, ready=lambda: self._sync(request, caller), permit=permit)
@@ -243,19 +240,18 @@ def operation_of(word: str) -> Operation:
     try:
         return Operation(word)
     except ValueError:
-        known = ", ".join(Operation)
-        raise UsageError(f"there is no operation {word!r}; use one of {known}") from None
+        raise UsageError(f"there is no operation {word!r}; use one of {', '.join(Operation)}") from None
 
 
 def _question(operation: Operation, place: Place) -> tuple[Request, Context]:
     """Return the request and the context of a change of `place`, without its content."""
-    kind = _MADE.get(operation, place.kind)
-    found = place.found
+    kind = _KINDS.get(operation, place.kind)
+    status = place.status
     context = Context(
-        mode=MODE if operation in _OF_CONTENT and found is None else -1,
-        leaves=operation is Operation.DELETE_FILE or (operation is Operation.RENAME and found is not None),
+        mode=MODE if operation in _OF_CONTENT and status is None else -1,
+        leaves=operation is Operation.DELETE_FILE or (operation is Operation.RENAME and status is not None),
         # A write replaces the file under this name only. Other changes of a file are visible under all its names.
-        foreign_names=found.st_nlink - 1 if found is not None and operation not in _OF_CONTENT else 0,
+        foreign_names=status.st_nlink - 1 if status is not None and operation not in _OF_CONTENT else 0,
         privileged=os.geteuid() == 0,
     )
     return Request(operation, place.path, kind), context

@@ -24,22 +24,20 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from bonobofs.enforcement.authorizer import Authorizer, Caller
-from bonobofs.files.bounded_reader import FileList, FileMatches, FileText, LedOutError, Read, WorkspaceReader
+from bonobofs.files.bounded_reader import FileList, FileMatches, FileText, OutsideError, Read, WorkspaceReader
 from bonobofs.files.file_guard import FileGuard, PathLike
 from bonobofs.files.results import (
     Closing,
     GuardedSession,
     as_result,
-    enter_failure,
+    bounded,
     leads_outside,
+    record_failure,
     recorded,
 )
 from bonobofs.files.workspace import Workspace
 from bonobofs.policy.decision import Denied
 from bonobofs.policy.request import Operation, Request, WorkspacePath
-
-_LONGEST_NOTED: Final = 200
-"""Characters of an argument that the trail keeps."""
 
 _Result = TypeVar("_Result", FileText, FileList, FileMatches)
 
@@ -58,9 +56,9 @@ class FileTools(Closing):
         """Make the tools of an open session."""
         self._session: Final = session
         self._authorizer: Final[Authorizer] = session.guard
-        self._turn: Final = session.change_lock
+        self._change_lock: Final = session.change_lock
         self._workspace: Final = Workspace(Path(session.session.source), session.place)
-        self._reading: Final = WorkspaceReader(self._workspace, lambda: self._authorizer.policy)
+        self._reader: Final = WorkspaceReader(self._workspace, lambda: self._authorizer.policy)
         self._files: Final = FileGuard(session, tool=True)
 
     def close(self) -> None:
@@ -74,7 +72,7 @@ class FileTools(Closing):
             Operation.READ_FILE,
             path,
             {"offset": offset, "limit": limit},
-            lambda named: self._reading.text(named, offset, limit),
+            lambda real: self._reader.text(real, offset, limit),
         )
 
     read_file = as_result(guarded_read_file)
@@ -103,7 +101,7 @@ class FileTools(Closing):
             Operation.LIST_FILES,
             path,
             {"pattern": pattern, "recursive": recursive},
-            lambda named: self._reading.entries(named, pattern, recursive=recursive),
+            lambda real: self._reader.entries(real, pattern, recursive=recursive),
         )
 
     list_files = as_result(guarded_list_files)
@@ -120,7 +118,7 @@ class FileTools(Closing):
             Operation.SEARCH_FILES,
             path,
             {"query": query, "include": include, "exclude": exclude},
-            lambda named: self._reading.matches(named, query, include, exclude),
+            lambda real: self._reader.matches(real, query, include, exclude),
         )
 
     search_files = as_result(guarded_search_files)
@@ -129,29 +127,25 @@ class FileTools(Closing):
         self,
         operation: Operation,
         path: PathLike,
-        asked: dict[str, Any],
+        arguments: dict[str, Any],
         read: Callable[[WorkspacePath], Read[_Result]],
     ) -> _Result:
         """Make a call that reads, record it, and return its result. Raises Refused for a recorded denial."""
-        request = Request(operation, self._workspace.named(path))
-        caller = Caller(operation.value, {name: _short(value) for name, value in asked.items() if value is not None})
-        with self._turn:
+        request = Request(operation, self._workspace.relative(path))
+        caller = Caller(operation.value, bounded(arguments))
+        with self._change_lock:
             decision = self._authorizer.decide(request)
             if isinstance(decision, Denied):
                 raise self._authorizer.deny(decision, caller)
         # The change lock is free here: a long read must not delay changes, or leases that take effect.
         try:
-            found = read(request.path)
-        except LedOutError:
-            with self._turn:
+            answer = read(request.path)
+        except OutsideError:
+            with self._change_lock:
                 raise self._authorizer.deny(leads_outside(request.path, operation), caller) from None
         except Exception as error:
-            enter_failure(self._session, request, error, caller, details={})
+            record_failure(self._session, request, error, caller, details={})
             raise
-        with self._turn:
-            self._authorizer.record_call(request._replace(path=found.path), caller=caller, size=found.size)
-        return found.result
-
-
-def _short(value: object) -> object:
-    return value[:_LONGEST_NOTED] if isinstance(value, str) else value
+        with self._change_lock:
+            self._authorizer.record_call(request._replace(path=answer.path), caller=caller, size=answer.size)
+        return answer.result

@@ -5,13 +5,13 @@ from __future__ import annotations
 import abc
 import errno
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar
 
-from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.entry import AuditEntry, shortened
 from bonobofs.enforcement.authorizer import Authorizer, Caller, failure_reason, is_recorded, mark_recorded
 from bonobofs.errors import BonobofsError
 from bonobofs.policy.decision import Code, Decision, Denied, Permit, Refused
@@ -40,7 +40,7 @@ class ValidationResult:
         return self.allowed
 
 
-class _Recorded(Protocol):
+class _Session(Protocol):
     @property
     def source(self) -> str: ...
 
@@ -56,7 +56,7 @@ class GuardedSession(Protocol):
     """The parts of a session that a guard needs. `bonobofs.session.python_session` opens one."""
 
     @property
-    def session(self) -> _Recorded: ...
+    def session(self) -> _Session: ...
     @property
     def guard(self) -> Authorizer: ...
     @property
@@ -105,8 +105,8 @@ def wrong_agent(path: WorkspacePath, operation: Operation) -> Denied:
     return Denied(
         Code.IDENTITY,
         "identity",
-        "The agent that is named is not the agent of this session.",
-        "Name the session's own agent, or open a session for the other one.",
+        "The call names another agent than the session's.",
+        "Name the session's agent, or open a session for the other agent.",
         path,
         operation,
     )
@@ -118,7 +118,7 @@ def leads_outside(path: WorkspacePath, operation: Operation) -> Denied:
         Code.OUTSIDE,
         "outside",
         "A symlink on the way to this path leads out of the workspace.",
-        "Name a file that lies in the workspace itself.",
+        "Name a file in the workspace itself.",
         path,
         operation,
     )
@@ -144,11 +144,29 @@ class Closing(abc.ABC):
 
 
 NOWHERE: Final = WorkspacePath("")
+_MEMBERS: Final = 20
+_ARGUMENT: Final = 200
+"""Members of a list, and characters of a text, that the trail keeps of a call's arguments."""
+_INTEGER: Final = (1 << 63) - 1
 
 _Guard = TypeVar("_Guard")
 
 
-def enter_failure(
+def bounded(value: Any, depth: int = 2) -> Any:
+    """Return the arguments of a call for the trail: at most 20 members of a list or object, 200 characters of a text.
+
+    Members that are None are left out. A value without an exact form in JSON becomes the name of its type.
+    """
+    if isinstance(value, Mapping) and depth:
+        value = {str(key)[:_ARGUMENT]: bounded(each, depth - 1) for key, each in value.items() if each is not None}
+    elif isinstance(value, list | tuple) and depth:
+        value = [bounded(each, depth - 1) for each in value]
+    elif not (value is None or isinstance(value, str) or (isinstance(value, int) and abs(value) <= _INTEGER)):
+        return type(value).__name__
+    return shortened(value, _MEMBERS, _ARGUMENT)
+
+
+def record_failure(
     session: GuardedSession,
     request: Request,
     error: Exception,
@@ -189,11 +207,11 @@ def recorded(guard: str, **operations: Operation) -> Callable[[type[_Guard]], ty
 
 def _recorded(method: Callable[..., Any], guard: str, caller: Caller, operation: Operation) -> Callable[..., Any]:
     @functools.wraps(method)
-    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return method(self, *arguments, **named)
+            return method(self, *args, **kwargs)
         except Exception as error:
-            enter_failure(self._session, Request(operation, NOWHERE), error, caller, guard=guard)
+            record_failure(self._session, Request(operation, NOWHERE), error, caller, guard=guard)
             raise
 
     return call

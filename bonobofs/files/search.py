@@ -63,14 +63,14 @@ def search(root: int, query: str, paths: Sequence[str], deadline: float) -> Sear
     """
     if not query or len(query) > LONGEST_QUERY or "\n" in query:
         raise UsageError(f"a query is one line of 1 to {LONGEST_QUERY} characters")
-    left = max(0.1, deadline - monotonic())
-    asked = {
+    seconds = max(0.1, deadline - monotonic())
+    arguments = {
         "root": root,
         "query": query,
         "most": MOST,
         "longest_file": LONGEST_FILE,
         "longest_line": LONGEST_LINE,
-        "seconds": int(left) + 1,
+        "seconds": int(seconds) + 1,
         "memory": _MEMORY,
     }
     names = b"".join(os.fsencode(path) + b"\0" for path in paths)
@@ -84,26 +84,26 @@ def search(root: int, query: str, paths: Sequence[str], deadline: float) -> Sear
         env={"LC_ALL": "C.UTF-8"},
     ) as process:
         try:
-            said, _ = process.communicate(json.dumps(asked).encode() + b"\n" + names, timeout=left)
+            output, _ = process.communicate(json.dumps(arguments).encode() + b"\n" + names, timeout=seconds)
         except subprocess.TimeoutExpired:
             process.kill()
-            said, _ = process.communicate()
+            output, _ = process.communicate()
         except BaseException:
             process.kill()
             raise
-    return _told(said)
+    return _parse(output)
 
 
-def _told(said: bytes) -> Searched:
+def _parse(output: bytes) -> Searched:
     matches: list[Match] = []
-    for line in said.splitlines(keepends=True):
+    for line in output.splitlines(keepends=True):
         if not line.endswith(b"\n"):
             break
         document: Any = json.loads(line)
         if isinstance(document, list):
             matches.append(Match(*document))
         elif "error" in document:
-            raise UsageError(f"the query is no regular expression: {document['error']}")
+            raise UsageError(f"the query is not a regular expression: {document['error']}")
         else:
             return Searched(matches, document["searched"], document["skipped"], document["more"], in_time=True)
     return Searched(matches, -1, 0, more=False, in_time=False)

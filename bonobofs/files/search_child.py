@@ -30,15 +30,15 @@ class _Files:
     def __init__(self, root: int) -> None:
         self._root: Final = root
         self._device: Final = os.fstat(root).st_dev
-        self._held = root
-        self._at = ""
+        self._directory = root
+        self._path = ""
 
     def read(self, path: str, most: int) -> bytes | None:
         """Return the content; None if the file is binary, too large or not regular. Raises OSError."""
         directory, _, name = path.rpartition("/")
-        self._enter(directory)
+        self._open(directory)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        descriptor = os.open(name, flags, dir_fd=self._held)
+        descriptor = os.open(name, flags, dir_fd=self._directory)
         with open(descriptor, "rb", buffering=0) as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_dev != self._device or status.st_size > most:
@@ -46,39 +46,39 @@ class _Files:
             head = file.read(_HEAD)
             return None if b"\0" in head else head + file.read(most)
 
-    def _enter(self, directory: str) -> None:
-        if directory == self._at:
+    def _open(self, directory: str) -> None:
+        if directory == self._path:
             return
-        reached = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
+        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
         try:
             for name in filter(None, directory.split("/")):
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                above, reached = reached, os.open(name, flags, dir_fd=reached)
+                above, descriptor = descriptor, os.open(name, flags, dir_fd=descriptor)
                 os.close(above)
         except OSError:
-            os.close(reached)
+            os.close(descriptor)
             raise
-        if self._held != self._root:
-            os.close(self._held)
-        self._held, self._at = reached, directory
+        if self._directory != self._root:
+            os.close(self._directory)
+        self._directory, self._path = descriptor, directory
 
 
 def main() -> None:
-    asked, _, names = sys.stdin.buffer.read().partition(b"\n")
-    wanted: dict[str, Any] = json.loads(asked)
+    line, _, names = sys.stdin.buffer.read().partition(b"\n")
+    arguments: dict[str, Any] = json.loads(line)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (wanted["seconds"], wanted["seconds"]))
-    resource.setrlimit(resource.RLIMIT_AS, (wanted["memory"], wanted["memory"]))
+    resource.setrlimit(resource.RLIMIT_CPU, (arguments["seconds"], arguments["seconds"]))
+    resource.setrlimit(resource.RLIMIT_AS, (arguments["memory"], arguments["memory"]))
     try:
-        expression = re.compile(wanted["query"])
+        expression = re.compile(arguments["query"])
     except (re.error, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        _say({"error": str(error) or type(error).__name__})
+        _write({"error": str(error) or type(error).__name__})
         return
-    files, found, searched, skipped = _Files(wanted["root"]), 0, 0, 0
+    files, matches, searched, skipped = _Files(arguments["root"]), 0, 0, 0
     for name in names.split(b"\0")[:-1]:
         path = os.fsdecode(name)
         try:
-            content = files.read(path, wanted["longest_file"])
+            content = files.read(path, arguments["longest_file"])
             if content is None:
                 skipped += 1
                 continue
@@ -86,23 +86,23 @@ def main() -> None:
             for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), 1):
                 match = expression.search(line)
                 if match is not None:
-                    if found == wanted["most"]:
-                        _say({"searched": searched, "skipped": skipped, "more": True})
+                    if matches == arguments["most"]:
+                        _write({"searched": searched, "skipped": skipped, "more": True})
                         return
-                    found += 1
-                    _say([path, number, _cut(line, match.start(), wanted["longest_line"])])
+                    matches += 1
+                    _write([path, number, _cut(line, match.start(), arguments["longest_line"])])
         except (OSError, MemoryError, RecursionError):
             skipped += 1
-    _say({"searched": searched, "skipped": skipped, "more": False})
+    _write({"searched": searched, "skipped": skipped, "more": False})
 
 
-def _cut(line: str, at: int, longest: int) -> str:
+def _cut(line: str, start: int, longest: int) -> str:
     """Return the line, or the part of a long line in which the match begins."""
-    begin = max(0, min(at - _BEFORE, len(line) - longest))
+    begin = max(0, min(start - _BEFORE, len(line) - longest))
     return line[begin : begin + longest] if len(line) > longest else line
 
 
-def _say(document: object) -> None:
+def _write(document: object) -> None:
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 

@@ -64,7 +64,7 @@ class Workspace:
         self.descriptor = -1  # the kernel may reuse the number for another file
         self._close()
 
-    def named(self, path: str | os.PathLike[str]) -> WorkspacePath:
+    def relative(self, path: str | os.PathLike[str]) -> WorkspacePath:
         """Return the path relative to the root, unresolved. An absolute path outside keeps its leading slash."""
         pure = PurePosixPath(path)
         if not pure.is_absolute():
@@ -95,11 +95,11 @@ class Workspace:
         directory = self.open_directory(parent)
         try:
             # The path of a descriptor in /proc can be out of date: check that it still leads to the same inode.
-            known = os.fstat(directory) if real.rest else _lstat(directory, name or ".")
-            if known is None or not os.path.samestat(known, real.status):
+            expected = os.fstat(directory) if real.rest else _lstat(directory, name or ".")
+            if expected is None or not os.path.samestat(expected, real.status):
                 raise _moved(path)
-            found = None if missing else _lstat(directory, name) if name else known
-            return Place(self, directory, parent, missing, name, found)
+            status = None if missing else _lstat(directory, name) if name else expected
+            return Place(self, directory, parent, missing, name, status)
         except BaseException:
             os.close(directory)
             raise
@@ -119,12 +119,10 @@ class Workspace:
 
     def _text(self, descriptor: int) -> str:
         root = os.readlink(f"/proc/self/fd/{self.descriptor}").rstrip("/")
-        there = os.readlink(f"/proc/self/fd/{descriptor}")
-        if there == root:
-            return ""
-        if not there.startswith(f"{root}/"):
-            raise _moved(there)
-        return there[len(root) + 1 :]
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path != root and not path.startswith(f"{root}/"):
+            raise _moved(path)
+        return path[len(root) + 1 :]
 
     def open_directory(self, path: str) -> int:
         """Open a directory without following symlinks or entering other file systems. The caller closes it."""
@@ -149,11 +147,11 @@ class Place:
         parent: str,
         missing: tuple[str, ...],
         name: str,
-        found: os.stat_result | None,
+        status: os.stat_result | None,
     ) -> None:
         self.directory = directory
         self.name: Final = name
-        self.found: Final = found
+        self.status: Final = status
         """Status of the name when it was located; None if it did not exist."""
         self._workspace: Final = workspace
         self._parent = parent
@@ -174,7 +172,7 @@ class Place:
     @property
     def kind(self) -> Kind:
         """Kind of the name; FILE if it does not exist."""
-        return Kind.FILE if self.found is None else kind_of(self.found.st_mode)
+        return Kind.FILE if self.status is None else kind_of(self.status.st_mode)
 
     @property
     def missing(self) -> list[WorkspacePath]:
@@ -187,7 +185,7 @@ class Place:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
         descriptor = _open_beneath(self.directory, self.name, flags, _EXACTLY)
         now = os.fstat(descriptor)
-        if self.found is None or not os.path.samestat(now, self.found) or not stat.S_ISREG(now.st_mode):
+        if self.status is None or not os.path.samestat(now, self.status) or not stat.S_ISREG(now.st_mode):
             os.close(descriptor)
             raise _moved(self.path)
         return descriptor
@@ -196,24 +194,24 @@ class Place:
         """Create the uppermost missing directory, or accept it if it exists by now, and hold it instead."""
         name, *rest = self._missing
         self.check()
-        made = True
+        is_new = True
         try:
             with MAKER.get()():
                 os.mkdir(name, dir_fd=self.directory)
         except FileExistsError:
-            made = False
+            is_new = False
         above, path = self.directory, f"{self._parent}/{name}" if self._parent else name
         below = _open_beneath(above, name, os.O_RDONLY | os.O_DIRECTORY, _EXACTLY)
         self.directory, self._parent, self._missing = below, path, tuple(rest)
         try:
-            if made:
+            if is_new:
                 os.fsync(above)
         finally:
             os.close(above)
 
     def unlink(self, permit: Permit) -> None:  # noqa: ARG002 - a change requires one
         """Remove a file or symlink. Raises FileNotFoundError, OSError."""
-        if self.found is None:
+        if self.status is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
         self.check()
         os.unlink(self.name, dir_fd=self.directory)

@@ -30,9 +30,9 @@ from bonobofs.files.results import (
     GuardedSession,
     Log,
     as_result,
-    enter_failure,
     is_session_agent,
     leads_outside,
+    record_failure,
     recorded,
     with_claimed_agent,
     wrong_agent,
@@ -292,7 +292,7 @@ class GitGuard(Closing):
         A missing file is committed as deleted. Other staged changes stay staged. A missing `[ISSUE]` is prepended to
         the message. Raises Refused; GitError if a file is unknown or no file has changed.
         """
-        paths = list(dict.fromkeys(self._workspace.named(path) for path in files))
+        paths = list(dict.fromkeys(self._workspace.relative(path) for path in files))
         caller = Caller("commit", {"message": message, "files": paths[:_LISTED], "issue": issue_id})
         with self._operation(agent, Operation.COMMIT, caller) as call:
             head, issue = call.checkout.head, self._issue or issue_id or None
@@ -375,7 +375,9 @@ class GitGuard(Closing):
 
     def get_diff(self, path: PathLike | None = None) -> str:
         """Return the changes of tracked files since HEAD as a patch. `path` selects one file or directory."""
-        return diff_of(self._workspace.root, self._session.home, None if path is None else self._workspace.named(path))
+        return diff_of(
+            self._workspace.root, self._session.home, None if path is None else self._workspace.relative(path)
+        )
 
     def _check_agent(self, agent: str, operation: Operation, caller: Caller) -> None:
         """Record the refusal and raise Refused if the agent is not the session's."""
@@ -398,7 +400,7 @@ class GitGuard(Closing):
                 yield _Operation(self._session, checkout, request, caller)
         except GitError as error:
             details = {"error": error.kind, "message": str(error), "paths": list(error.paths)[:_LISTED]}
-            enter_failure(self._session, request, error, caller, guard="git", details=details)
+            record_failure(self._session, request, error, caller, guard="git", details=details)
             raise
 
     def _note(self, call: _Operation, **details: Any) -> None:
@@ -436,8 +438,8 @@ class GitGuard(Closing):
                     call.demand(leads_outside(path, Operation.WRITE_FILE))
                     continue
                 with place:
-                    kind = None if place.found is None else place.kind
-                    size, real = 0 if place.found is None else place.found.st_size, place.path
+                    kind = None if place.status is None else place.kind
+                    size, real = 0 if place.status is None else place.status.st_size, place.path
             if kind is None:
                 call.demand_part(
                     RelatedChange(Request(Operation.DELETE_FILE, path), Context(leaves=True, in_source=True))

@@ -119,9 +119,9 @@ def test_only_complete_ids_are_accepted(beads: Beads, permit: Permit) -> None:
     with beads.turn() as turn:
         made = turn.create_issue(NewIssue("one"), permit).issue
         for part in (made.id.partition("-")[2], made.id[:-1], made.id.upper()):
-            with pytest.raises(BeadsError, match="in full"):
+            with pytest.raises(BeadsError, match="full id"):
                 turn.close_issue(part, permit)
-        with pytest.raises(UsageError, match="touched last"):
+        with pytest.raises(UsageError, match="changed last"):
             turn.close_issue("", permit)
         assert not turn.everything(fresh=True)[made.id].is_closed
 

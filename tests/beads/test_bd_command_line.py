@@ -6,12 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.beads.bd_command_line import READING, WRITING, Asking, Reading, Step, Unanswered, understand
+from bonobofs.beads.bd_command_line import (
+    READING,
+    WRITING,
+    ReadCommand,
+    Step,
+    UnsupportedCommand,
+    WriteCommand,
+    parse_command_line,
+)
 
 
-def asking(*arguments: str) -> Asking:
-    found = understand(arguments)
-    assert isinstance(found, Asking), found
+def asking(*arguments: str) -> WriteCommand:
+    found = parse_command_line(arguments)
+    assert isinstance(found, WriteCommand), found
     return found
 
 
@@ -20,9 +28,9 @@ def step(*arguments: str) -> Step:
     return only
 
 
-def unanswered(*arguments: str) -> Unanswered:
-    with pytest.raises(Unanswered) as caught:
-        understand(arguments)
+def unanswered(*arguments: str) -> UnsupportedCommand:
+    with pytest.raises(UnsupportedCommand) as caught:
+        parse_command_line(arguments)
     return caught.value
 
 
@@ -50,7 +58,7 @@ def unanswered(*arguments: str) -> Unanswered:
 )
 def test_a_reading_command_is_rebuilt_for_the_real_bd(said: str, written_out: str) -> None:
     """bd gets the parsed command, never the text of the caller."""
-    assert understand(said.split()) == Reading(tuple(written_out.split()))
+    assert parse_command_line(said.split()) == ReadCommand(tuple(written_out.split()))
 
 
 @pytest.mark.parametrize(
@@ -262,16 +270,16 @@ words = st.one_of(
 @settings(max_examples=500)
 def test_every_command_line_is_a_read_an_operation_or_refused(said: list[str]) -> None:
     """A command for bd is on the list, and its flags have the list's form."""
-    found: Reading | Asking | Unanswered
+    found: ReadCommand | WriteCommand | UnsupportedCommand
     try:
-        found = understand(said)
-    except Unanswered as refused:
+        found = parse_command_line(said)
+    except UnsupportedCommand as refused:
         found = refused
-    if isinstance(found, Unanswered):
+    if isinstance(found, UnsupportedCommand):
         assert found.rule in {"command", "flag", "form", "file"}
         assert found.about.isprintable()
         return
-    if isinstance(found, Asking):
+    if isinstance(found, WriteCommand):
         assert found.command in WRITING
         return
     name = next(name for name in READING if tuple(name.split()) == found.arguments[: len(name.split())])
@@ -287,4 +295,4 @@ def test_arguments_after_two_dashes_are_no_flags(word: str) -> None:
     """They are a title, a comment or a search text, and reach bd as such."""
     assert step("create", "--", word).arguments["title"] == word
     assert step("comment", "gt-1", "--", word).arguments["text"] == word
-    assert understand(["search", "--", word]) == Reading(("search", "--", word))
+    assert parse_command_line(["search", "--", word]) == ReadCommand(("search", "--", word))

@@ -109,9 +109,8 @@ def test_a_stored_change_is_a_success(astray: Beads, faulty: Faulty, permit: Per
         before = len(turn.everything())
         for story in STORIES:
             faulty.will(how, story.command)
-            changed = story.change(turn, permit)
+            story.change(turn, permit)
             assert story.is_there(turn.everything(fresh=True))
-            assert changed.said or how == "bare"
         assert len(turn.everything()) == before + 1
 
 
@@ -124,7 +123,7 @@ def test_a_hanging_bd_is_killed_and_the_stored_state_decides(
     hasty = Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path, limit=7)
     with hasty.turn() as turn:
         if is_done:
-            assert any("time limit" in line for line in story.change(turn, permit).said)
+            story.change(turn, permit)
         else:
             with pytest.raises(BeadsError, match="time limit") as raised:
                 story.change(turn, permit)
@@ -228,7 +227,7 @@ def test_a_change_that_cannot_be_read_back_is_unknown(
         turn.everything()
         faulty.will("killed after", story.command)
         faulty.will("fails before", "comments" if story.command == "comments add" else "list")
-        with pytest.raises(BeadsError, match="cannot be told") as raised:
+        with pytest.raises(BeadsError, match="it is unknown") as raised:
             story.change(turn, permit)
     assert raised.value.carried_out is None
 

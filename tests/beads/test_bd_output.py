@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bonobofs.beads.bd_runner import Output, complaint, notices, payload
+from bonobofs.beads.bd_runner import Output, complaint, payload
 
 USAGE = "Usage:\n  bd list [flags]\n" + "".join(f"  --flag-{n}\n" for n in range(50))
 
@@ -60,9 +60,3 @@ def test_an_error_is_reported_in_one_line(output: Output, told: str) -> None:
 
 def test_an_error_is_at_most_300_characters() -> None:
     assert len(complaint(Output(1, "", "Error: " + "x" * 10_000))) == 300
-
-
-def test_notices_are_the_lines_that_are_no_error() -> None:
-    """One line each. An error in JSON is no notice."""
-    assert notices(Output(0, "[]", "Warning: one\n\nTip: two\n")) == ("Warning: one", "Tip: two")
-    assert notices(Output(1, "", json.dumps(ERROR))) == ()

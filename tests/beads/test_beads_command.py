@@ -45,9 +45,8 @@ def test_an_operator_acts_as_a_named_agent_and_is_recorded(
     assert beads_workspace.issue(one)["close_reason"] == "written"
     tail = bonobofs("audit", "tail", "-n", "100").stdout
     assert "alice  create_issue  Write it" in tail
-    assert (
-        f"bob  update_issue  {one}  BEADS: The issue is assigned to somebody else. {one} is assigned to alice." in tail
-    )
+    refusal = f"The issue is assigned to another agent or person. {one} is assigned to alice."
+    assert f"bob  update_issue  {one}  BEADS: {refusal}" in tail
     told = json.loads(bonobofs("audit", "query", "--json").stdout)
     closed = [entry for entry in told if entry["operation"] == "close_issue" and entry["kind"] == "intent"]
     assert [(entry["result"], entry["details"]["issue"]) for entry in closed] == [("denied", other), ("allowed", one)]

@@ -9,11 +9,20 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.beads.dependency_rules import NEW, circle, judge_dependency, judge_removal
+from bonobofs.beads import dependency_rules, issue_rules
+from bonobofs.beads.dependency_rules import NEW, find_cycle
 from bonobofs.beads.issue import Actor, BeadsIssue, Edge, Issues, assigned, existing
-from bonobofs.beads.issue_rules import Draft, Edit, judge_close, judge_create, judge_draft, judge_reopen, judge_update
+from bonobofs.beads.issue_rules import IssueChanges, IssueRequest
 from bonobofs.beads.refusals import Fault
-from tests.beads.issues import ALICE, BOB, KNOWN, issue, issues
+from tests.beads.issues import ALICE, BOB, KNOWN, issue, issues, verdict
+
+judge_close = verdict(issue_rules.judge_close)
+judge_create = verdict(issue_rules.judge_create)
+judge_dependency = verdict(dependency_rules.judge_dependency)
+judge_removal = verdict(dependency_rules.judge_removal)
+judge_reopen = verdict(issue_rules.judge_reopen)
+judge_request = verdict(issue_rules.judge_request)
+judge_update = verdict(issue_rules.judge_update)
 
 NAMES = ("a", "b", "c", "d", "e")
 ORDERING = ("blocks", "conditional-blocks", "waits-for")
@@ -48,7 +57,7 @@ def is_circular(known: list[Edge], new: Edge) -> bool:
 @settings(max_examples=400)
 def test_the_cycle_search_agrees_with_reachability(known: list[Edge], new: Edge) -> None:
     """The reported cycle consists of existing edges."""
-    found = circle(known, new)
+    found = find_cycle(known, new)
     assert bool(found) == is_circular(known, new)
     if found:
         assert found[0] == found[-1]
@@ -119,8 +128,8 @@ class Model:
             assert one.status != "closed" or all(every[child].status == "closed" for child in below)
 
     def create(self, asks: Actor, kind: str, parent: str, deps: list[str]) -> None:
-        draft = Draft("New", kind, parent=parent, dependencies=tuple(deps))
-        found = judge_draft(draft, KNOWN) or judge_create(self.issues, draft, asks)
+        request = IssueRequest("New", kind, parent=parent, dependencies=tuple(deps))
+        found = judge_request(request, KNOWN) or judge_create(self.issues, request, asks)
         free = [name for name in NAMES if name not in self.all]
         if isinstance(found, Fault) or not free:
             return
@@ -131,7 +140,7 @@ class Model:
 
     def update(self, asks: Actor, name: str, wanted: dict[str, Any]) -> None:
         edit = judge_update(self.issues, name, wanted, asks, KNOWN)
-        if not isinstance(edit, Edit):
+        if not isinstance(edit, IssueChanges):
             return
         one = self.all[name]
         fields: dict[str, Any] = dict(edit.fields)

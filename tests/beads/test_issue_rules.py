@@ -6,23 +6,24 @@ from typing import Any
 
 import pytest
 
-from bonobofs.beads import refusals
-from bonobofs.beads.dependency_rules import NEW, judge_begin, judge_dependency, judge_removal, what_came_in_between
+from bonobofs.beads import dependency_rules, issue_rules, refusals
+from bonobofs.beads.dependency_rules import NEW
 from bonobofs.beads.issue import CREATOR_ID, WORKTREE, Actor, BeadsIssue, Edge, assigned
-from bonobofs.beads.issue_rules import (
-    Draft,
-    Edit,
-    judge_close,
-    judge_comment,
-    judge_create,
-    judge_draft,
-    judge_reopen,
-    judge_update,
-)
+from bonobofs.beads.issue_rules import IssueChanges, IssueRequest
 from bonobofs.beads.refusals import Fault
 from bonobofs.errors import UsageError
 from bonobofs.policy.grants import Conventions
-from tests.beads.issues import ALICE, BOB, KNOWN, issue, issues, of
+from tests.beads.issues import ALICE, BOB, KNOWN, issue, issues, of, verdict
+
+judge_begin = verdict(dependency_rules.judge_begin)
+judge_close = verdict(issue_rules.judge_close)
+judge_comment = verdict(issue_rules.judge_comment)
+judge_concurrent = verdict(dependency_rules.judge_concurrent)
+judge_dependency = verdict(dependency_rules.judge_dependency)
+judge_removal = verdict(dependency_rules.judge_removal)
+judge_reopen = verdict(issue_rules.judge_reopen)
+judge_request = verdict(issue_rules.judge_request)
+judge_update = verdict(issue_rules.judge_update)
 
 SEVEN = ("task", "epic", "bug", "feature", "chore", "decision", "message")
 
@@ -36,15 +37,15 @@ def refused(found: object, rule: str) -> Fault:
 
 
 def create(*there: BeadsIssue, title: str = "Do it", kind: str = "task", **more: Any) -> Fault | tuple[Edge, ...]:
-    draft = Draft(title, kind, **more)
-    return judge_draft(draft, KNOWN) or judge_create(issues(*there), draft, ALICE)
+    request = IssueRequest(title, kind, **more)
+    return judge_request(request, KNOWN) or verdict(issue_rules.judge_create)(issues(*there), request, ALICE)
 
 
-def update(one: BeadsIssue, *others: BeadsIssue, **changes: Any) -> Fault | Edit | None:
+def update(one: BeadsIssue, *others: BeadsIssue, **changes: Any) -> Fault | IssueChanges | None:
     return judge_update(issues(one, *others), one.id, changes, ALICE, KNOWN)
 
 
-def priority_by(who: Actor, one: BeadsIssue) -> Fault | Edit | None:
+def priority_by(who: Actor, one: BeadsIssue) -> Fault | IssueChanges | None:
     return judge_update(issues(one), one.id, {"priority": 0}, who, KNOWN)
 
 
@@ -85,9 +86,9 @@ def test_other_types_of_bd_are_refused(kind: str) -> None:
 
 def test_types_and_prefixes_come_from_the_policy() -> None:
     known = Conventions(("spike",), ("area",), "maria")
-    assert judge_draft(Draft("Look", "spike", ("area:ui",)), known) is None
-    refused(judge_draft(Draft("Look", "task"), known), "type")
-    fault = refused(judge_draft(Draft("Look", "spike", ("phase:1",)), known), "label")
+    assert judge_request(IssueRequest("Look", "spike", ("area:ui",)), known) is None
+    refused(judge_request(IssueRequest("Look", "task"), known), "type")
+    fault = refused(judge_request(IssueRequest("Look", "spike", ("phase:1",)), known), "label")
     assert fault.refusal.instead == "Write area:NAME."
 
 
@@ -119,7 +120,7 @@ def test_a_message_stays_assigned_to_the_human() -> None:
     """An update cannot reassign it."""
     stray = issue("gt-1", issue_type="message")
     refused(update(stray, assignee="bob"), "message")
-    assert update(stray, assignee="human") == Edit({"assignee": "human"})
+    assert update(stray, assignee="human") == IssueChanges({"assignee": "human"})
     refused(update(issue("gt-1", issue_type="message", assignee="human"), assignee=""), "owner")
 
 
@@ -196,7 +197,7 @@ def test_a_new_issue_cannot_close_a_cycle() -> None:
 
 def test_own_and_unassigned_issues_may_be_updated() -> None:
     for one in (issue("gt-1"), issue("gt-1", **of(ALICE)), issue("gt-1", assignee="alice")):
-        assert update(one, priority=0) == Edit({"priority": 0})
+        assert update(one, priority=0) == IssueChanges({"priority": 0})
 
 
 def test_issues_of_others_may_not_be_updated_closed_labelled_or_reopened() -> None:
@@ -220,19 +221,19 @@ def test_the_identity_counts_and_not_a_reused_label() -> None:
     refused(priority_by(later, one), "owner")
     refused(judge_update(issues(issue("gt-1")), "gt-1", {"title": "Mine"}, later, KNOWN), "author")
     renamed = Actor("alicia", ALICE.id)
-    assert priority_by(renamed, one) == Edit({"priority": 0})
+    assert priority_by(renamed, one) == IssueChanges({"priority": 0})
 
 
 def test_an_assignee_set_without_the_gate_is_compared_by_label() -> None:
     """The stored identity applies to the assignee of that time only."""
     one = issue("gt-1", assignee="bob", metadata=assigned("alice", ALICE.id))
     refused(update(one, priority=0), "owner")
-    assert priority_by(BOB, one) == Edit({"priority": 0})
+    assert priority_by(BOB, one) == IssueChanges({"priority": 0})
 
 
 def test_claiming_an_issue_assigned_by_label_stores_the_identity() -> None:
     """It was assigned before the agent was known, or with bd itself."""
-    assert update(issue("gt-1", assignee="alice"), assignee="alice") == Edit({"assignee": "alice"})
+    assert update(issue("gt-1", assignee="alice"), assignee="alice") == IssueChanges({"assignee": "alice"})
     assert update(issue("gt-1", **of(ALICE)), assignee="alice") is None
 
 
@@ -262,7 +263,7 @@ def test_the_type_cannot_be_changed() -> None:
 @pytest.mark.parametrize("name", ["title", "description", "design", "acceptance", "notes"])
 def test_only_the_creator_may_change_texts(name: str) -> None:
     """An agent cannot overwrite a person's notes and title."""
-    assert update(issue("gt-1"), **{name: "new"}) == Edit({name: "new"})
+    assert update(issue("gt-1"), **{name: "new"}) == IssueChanges({name: "new"})
     persons = issue("gt-1", created_by="maria", metadata={}, **{name: "said"})
     assert "maria" in refused(update(persons, **{name: "new"}), "author").about
     refused(update(persons, **{name: ""}), "author")
@@ -280,8 +281,8 @@ def test_phase_labels_cannot_be_removed() -> None:
     refused(update(one, remove_labels=["phase:a"]), "phase")
     refused(update(one, labels=["unit:b"]), "phase")
     refused(update(one, labels=["phase:b", "unit:b"]), "phase")
-    assert update(one, remove_labels=["unit:b", "wild"]) == Edit({}, (), ("unit:b", "wild"))
-    assert update(one, labels=["phase:a", "phase:b"]) == Edit({}, ("phase:b",), ("unit:b", "wild"))
+    assert update(one, remove_labels=["unit:b", "wild"]) == IssueChanges({}, (), ("unit:b", "wild"))
+    assert update(one, labels=["phase:a", "phase:b"]) == IssueChanges({}, ("phase:b",), ("unit:b", "wild"))
     assert update(one, add_labels=["phase:a"], remove_labels=["phase:z"]) is None
 
 
@@ -305,7 +306,7 @@ def test_values_of_a_wrong_type_are_a_usage_error() -> None:
 
 def test_several_changes_are_one_edit() -> None:
     one = issue("gt-1", status="in_progress", labels=("unit:a",))
-    assert update(one, status="done", notes="ready", add_labels=["stage:b"], remove_labels=["unit:a"]) == Edit(
+    assert update(one, status="done", notes="ready", add_labels=["stage:b"], remove_labels=["unit:a"]) == IssueChanges(
         {"notes": "ready"}, ("stage:b",), ("unit:a",), closes=True
     )
 
@@ -326,9 +327,9 @@ def test_a_status_changes_from_open_to_in_progress_to_done_or_to_closed(now: str
     elif (now, word) not in STEPS:
         assert now in refused(found, "status").about
     elif word == "in_progress":
-        assert found == Edit({"status": "in_progress"})
+        assert found == IssueChanges({"status": "in_progress"})
     else:
-        assert found == Edit({}, closes=True)
+        assert found == IssueChanges({}, closes=True)
 
 
 @pytest.mark.parametrize("kind", ["blocks", "conditional-blocks", "waits-for"])
@@ -341,7 +342,7 @@ def test_an_issue_with_open_blockers_cannot_be_closed_by_any_operation(kind: str
         refused(update(one, other, status="closed"), "blockers")
     ended = issue("gt-2", status="closed")
     assert judge_close(issues(one, ended), "gt-1", "", ALICE) == one
-    assert update(one, ended, status="done") == Edit({}, closes=True)
+    assert update(one, ended, status="done") == IssueChanges({}, closes=True)
     refused(judge_close(issues(one), "gt-1", "", ALICE), "blockers")  # what it waits for is not to be found
 
 
@@ -496,13 +497,13 @@ def test_removing_a_dependency_is_always_allowed() -> None:
 def test_a_concurrent_change_is_found_after_the_operation() -> None:
     """bd accepts changes that the gate would refuse."""
     edge = Edge("a", "b", "waits-for")
-    assert what_came_in_between(issues(issue("a", ("waits-for", "b")), issue("b")), edge) is None
+    assert judge_concurrent(issues(issue("a", ("waits-for", "b")), issue("b")), edge) is None
     both = issues(issue("a", ("waits-for", "b")), issue("b", ("waits-for", "a")))
-    fault = what_came_in_between(both, edge)
+    fault = judge_concurrent(both, edge)
     assert fault is not None
     assert fault.refusal is refusals.CYCLE
     child = Edge("a", "b", "parent-child")
-    two = what_came_in_between(issues(issue("a", ("parent-child", "b"), ("parent-child", "c"))), child)
+    two = judge_concurrent(issues(issue("a", ("parent-child", "b"), ("parent-child", "c"))), child)
     assert two is not None
     assert two.refusal is refusals.PARENT
 

@@ -129,7 +129,7 @@ def test_after_its_session_a_guard_refuses_every_call(source: Path) -> None:
     assert list(source.iterdir()) == []
     files.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
-        files._workspace.locate(files._workspace.named("aidlc-docs/a.md"), follow=True)
+        files._workspace.locate(files._workspace.relative("aidlc-docs/a.md"), follow=True)
 
 
 def test_the_head_of_the_trail_is_renewed_without_a_request(alice: Guarded) -> None:

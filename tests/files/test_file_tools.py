@@ -503,7 +503,7 @@ def test_an_endless_search_is_aborted(impl: Tools, monkeypatch: pytest.MonkeyPat
     assert evil.is_alive()
     evil.join()
     (result,) = found
-    assert "was ended" in result.cut
+    assert "reached its limit of time" in result.cut
     assert ([match.path for match in result.matches], result.searched) == (["a"], -1)
     assert (impl.last().operation, impl.last().result) == ("search_files", "allowed")
 

@@ -138,7 +138,7 @@ def test_a_dangling_symlink_is_neither_written_nor_replaced(alice: Guarded) -> N
 def test_a_directory_moved_out_is_not_written(alice: Guarded, outside: Path) -> None:
     """The open descriptor still leads to it. The judged path does not."""
     alice.files.guarded_write_file("aidlc-docs/a.md", "a", "alice")
-    place = alice.files._workspace.locate(alice.files._workspace.named("aidlc-docs/b.md"), follow=True)
+    place = alice.files._workspace.locate(alice.files._workspace.relative("aidlc-docs/b.md"), follow=True)
     assert place is not None
     with place:
         place.check()

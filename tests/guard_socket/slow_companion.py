@@ -15,19 +15,27 @@ from bonobofs.enforcement.authorizer import Caller
 from bonobofs.policy.request import Operation, Request, WorkspacePath
 
 
-def change(session: SessionContext, arguments: dict[str, Any]) -> None:
+def change(
+    session: SessionContext,
+    path: str,
+    makes: list[str],
+    until: str,
+    touches: list[str] | None = None,
+    by: str | None = None,
+    alone: bool = False,
+) -> None:
     """Authorize a change of `path`, create the files `makes`, and end when the file `until` exists.
 
     `alone`: it holds the change lock, so that no other call changes anything meanwhile.
     """
-    request = Request(Operation.WRITE_FILE, WorkspacePath(arguments["path"]))
-    details: dict[str, Any] = {name: arguments[name] for name in ("touches", "by") if name in arguments}
-    lock = session.change_lock if arguments.get("alone") else nullcontext()
+    request = Request(Operation.WRITE_FILE, WorkspacePath(path))
+    details: dict[str, Any] = {name: value for name, value in (("touches", touches), ("by", by)) if value is not None}
+    lock = session.change_lock if alone else nullcontext()
     with lock, session.guard.authorize(request, caller=Caller("change"), details=details):
-        for name in arguments["makes"]:
+        for name in makes:
             os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
             Path(name).write_text("made", encoding="utf-8")
-        while not Path(arguments["until"]).exists():
+        while not Path(until).exists():
             time.sleep(0.005)
 
 
