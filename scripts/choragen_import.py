@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from bonobofs.errors import PolicyError
-from bonobofs.policy.grants import TOOLS, WRITING
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.policy.pattern import parse
+from bonobofs.policy.role_lists import TOOLS, WRITING
 
 _BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _MOST: Final = 1000

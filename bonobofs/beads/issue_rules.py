@@ -29,7 +29,7 @@ from bonobofs.beads.issue import (
 )
 from bonobofs.beads.refusals import LARGEST_TEXT, LONGEST_TITLE, MOST, Fault, format_ids
 from bonobofs.errors import UsageError
-from bonobofs.policy.grants import Conventions
+from bonobofs.policy.role_lists import Conventions
 
 PHASE: Final = "phase:"
 DONE: Final = "done"

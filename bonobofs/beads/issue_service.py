@@ -46,8 +46,8 @@ from bonobofs.files.results import (
     wrong_agent,
 )
 from bonobofs.policy.decision import Decision, Denied, Permit, Refused
-from bonobofs.policy.grants import Conventions, conventions
 from bonobofs.policy.request import NO_FACTS, Operation, Request
+from bonobofs.policy.role_lists import Conventions, conventions
 from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from bonobofs.policy.decision import Code
 from bonobofs.policy.denials import Refusal, listed
-from bonobofs.policy.grants import Conventions
+from bonobofs.policy.role_lists import Conventions
 
 LONGEST_TITLE: Final = 500
 """Limit of bd, in bytes."""

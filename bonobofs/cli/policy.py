@@ -19,9 +19,9 @@ from bonobofs.policy.decision import Holding, Refused
 from bonobofs.policy.document import Audit, load, located, parse
 from bonobofs.policy.engine import describe
 from bonobofs.policy.examples import warnings
-from bonobofs.policy.grants import OF_A_GATE
 from bonobofs.policy.presets import PRESETS, choragen_import, preset_file
 from bonobofs.policy.request import Operation, PlannedChange
+from bonobofs.policy.role_lists import OF_A_GATE
 from bonobofs.session.project_policy import write_policy
 
 app = typer.Typer(help="Check, test and describe a policy.", rich_markup_mode=None)

@@ -16,9 +16,9 @@ from bonobofs.files.results import bounded
 from bonobofs.policy import denials
 from bonobofs.policy.decision import Code, Denied
 from bonobofs.policy.description import callable_words
-from bonobofs.policy.grants import EVERY, FAMILIES, GIT
 from bonobofs.policy.isolation import ISOLATION_ENV_KEYS, evaluate_isolation_boundary
 from bonobofs.policy.request import Context, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.role_lists import EVERY, FAMILIES, GIT
 from bonobofs.state.home import session_directory
 
 GONE: Final = 0

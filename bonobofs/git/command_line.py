@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from bonobofs.policy.grants import FAMILIES
+from bonobofs.policy.role_lists import FAMILIES
 
 Arguments = tuple[str, ...]
 

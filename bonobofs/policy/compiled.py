@@ -12,7 +12,6 @@ from typing import Any, Final
 from bonobofs.errors import PolicyError
 from bonobofs.policy import denials
 from bonobofs.policy.decision import REPOSITORY_RULE, Layer, Permit
-from bonobofs.policy.grants import BUILT_IN, CALLS, EVERY, FAMILIES
 from bonobofs.policy.lease_set import Leases
 from bonobofs.policy.overlap import meets
 from bonobofs.policy.pattern import (
@@ -28,6 +27,7 @@ from bonobofs.policy.pattern import (
     parse,
 )
 from bonobofs.policy.request import Operation, WorkspacePath
+from bonobofs.policy.role_lists import BUILT_IN, CALLS, EVERY, FAMILIES
 
 EVERYTHING: Final = "**"
 REPOSITORY: Final = ".git"

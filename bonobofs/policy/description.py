@@ -8,9 +8,9 @@ from typing import Final
 from bonobofs.policy import denials
 from bonobofs.policy.compiled import EVERYTHING, Policy, defined_roles, meet, protected_paths
 from bonobofs.policy.decision import OF_REPOSITORY
-from bonobofs.policy.grants import FAMILIES
 from bonobofs.policy.lease_limits import duration, longest_lease, may_lease
 from bonobofs.policy.pattern import Pattern, parse
+from bonobofs.policy.role_lists import FAMILIES
 
 _WORKING_HERE: Final = """\
 ## Git, issues and leases

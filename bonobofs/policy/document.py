@@ -30,11 +30,11 @@ from bonobofs.errors import PolicyError
 from bonobofs.policy import pattern
 from bonobofs.policy.compiled import DEFAULT_ROLE, parse_hidden, parse_temporary
 from bonobofs.policy.denials import BUILT_IN_RULES
-from bonobofs.policy.grants import FAMILIES, HUMAN, LABEL_PREFIXES, TYPES
 from bonobofs.policy.inheritance import merge
 from bonobofs.policy.inheritance import problems as problems_between
 from bonobofs.policy.lease_limits import DEFAULT_MAX, seconds_of
 from bonobofs.policy.presets import PRESETS, preset_file
+from bonobofs.policy.role_lists import FAMILIES, HUMAN, LABEL_PREFIXES, TYPES
 from bonobofs.policy.toml_positions import Place, positions
 
 LARGEST: Final = 2**63 - 1

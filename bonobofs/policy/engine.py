@@ -20,9 +20,9 @@ from bonobofs.policy.compiled import Policy, Rule, Scratch, Temporary, compile_p
 from bonobofs.policy.decision import Code, Decision, Denied, Layer, Permit
 from bonobofs.policy.denials import Refusal
 from bonobofs.policy.description import allowed_directories, callable_words, describe
-from bonobofs.policy.grants import OF_A_GATE
 from bonobofs.policy.pattern import NO_CHARACTER
 from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Principal, Request, WorkspacePath
+from bonobofs.policy.role_lists import OF_A_GATE
 
 __all__ = [
     "Policy",

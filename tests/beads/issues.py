@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from bonobofs.beads.issue import CREATOR_ID, Actor, BeadsIssue, Issues, assigned, read_issue
 from bonobofs.beads.refusals import Fault
-from bonobofs.policy.grants import Conventions
+from bonobofs.policy.role_lists import Conventions
 
 ALICE = Actor("alice", "11111111-1111-4111-8111-111111111111")
 BOB = Actor("bob", "22222222-2222-4222-8222-222222222222")

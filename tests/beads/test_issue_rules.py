@@ -12,7 +12,7 @@ from bonobofs.beads.issue import CREATOR_ID, WORKTREE, Actor, BeadsIssue, Edge, 
 from bonobofs.beads.issue_rules import IssueChanges, IssueRequest
 from bonobofs.beads.refusals import Fault
 from bonobofs.errors import UsageError
-from bonobofs.policy.grants import Conventions
+from bonobofs.policy.role_lists import Conventions
 from tests.beads.issues import ALICE, BOB, KNOWN, issue, issues, of, verdict
 
 judge_begin = verdict(dependency_rules.judge_begin)

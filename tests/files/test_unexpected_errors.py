@@ -12,7 +12,7 @@ import pytest
 from bonobofs.audit.reader import read
 from bonobofs.errors import BonobofsError, GitError
 from bonobofs.guards import BeadsGuard, FileGuard, FileTools, GitGuard, ValidationResult
-from bonobofs.policy.grants import BEADS, GIT, TOOLS
+from bonobofs.policy.role_lists import BEADS, GIT, TOOLS
 from bonobofs.session import OpenSession, open_session
 
 A: Any = "alice"

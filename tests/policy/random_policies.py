@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from bonobofs.errors import PolicyError
 from bonobofs.policy import pattern
 from bonobofs.policy.compiled import parse_hidden, parse_temporary
-from bonobofs.policy.grants import FAMILIES, OF_A_GATE
 from bonobofs.policy.request import Context, Kind, Operation, Principal, Request, WorkspacePath
+from bonobofs.policy.role_lists import FAMILIES, OF_A_GATE
 
 NAMES = ["a", "b", "ab", "A", ".a", ".git", ".bonobofs", "x.md", "x.py", ".md", "x.md.py", "x.", "..md", "a..b.md", "é"]
 NAMES += ["sedAb1", ".a.swp", "x.md~", "4913"]

@@ -18,8 +18,8 @@ from bonobofs.errors import PolicyError
 from bonobofs.git.branch_rules import Rules, rules_of
 from bonobofs.policy.document import PolicyDocument, load, parse
 from bonobofs.policy.engine import compile_policy
-from bonobofs.policy.grants import FAMILIES, Conventions, conventions
 from bonobofs.policy.presets import packaged_default
+from bonobofs.policy.role_lists import FAMILIES, Conventions, conventions
 from bonobofs.policy.toml_positions import Place, positions
 from tests.policy.random_policies import documents, one_line
 

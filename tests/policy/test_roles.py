@@ -9,9 +9,9 @@ from hypothesis import given, settings
 
 from bonobofs.policy.decision import Code, Denied, Permit
 from bonobofs.policy.engine import compile_policy, decide
-from bonobofs.policy.grants import BEADS, CALLS, EVERY, FAMILIES, GIT, OF_A_GATE, TOOLS
 from bonobofs.policy.lease_set import UNKNOWN, compile_leases
 from bonobofs.policy.request import NO_FACTS, Context, Operation, Principal, Request, WorkspacePath
+from bonobofs.policy.role_lists import BEADS, CALLS, EVERY, FAMILIES, GIT, OF_A_GATE, TOOLS
 from tests.policy.random_policies import context, documents
 
 ALICE = Principal("alice", "1", "agent")
