@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 from bonobofs import session
+from bonobofs.session import launcher
 from bonobofs.state.database import Database
 from bonobofs.state.project_policies import store_preset
 from bonobofs.system import mounts
@@ -139,6 +140,7 @@ def mounted(home: Path, kept_database: None, source: Path, tmp_path: Path) -> It
         mountpoint: Path | None = None,
         transport: str = "auto",
         allow_other: bool = False,
+        companion: str = launcher.COMPANION,
     ) -> World:
         number = next(numbers)
         store_preset(home, source.resolve(), "aidlc")
@@ -158,6 +160,7 @@ def mounted(home: Path, kept_database: None, source: Path, tmp_path: Path) -> It
             policy=policy,
             transport=transport,
             allow_other=allow_other,
+            companion=companion,
         )
         world = World(home, session.start(home, order).session)
         worlds.append(world)

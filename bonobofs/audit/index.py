@@ -125,11 +125,15 @@ class Progress(NamedTuple):
 class Index:
     """The index of one state directory. Several processes may use it; one at a time reads the trails."""
 
-    def __init__(self, home: Path, name: str, tables: IndexTables) -> None:
-        """`name` identifies the state directory in the tables, which other state directories may share."""
+    def __init__(self, home: Path, name: str, tables: IndexTables, *, batch: int = ENTRIES_AT_ONCE) -> None:
+        """`name` identifies the state directory in the tables, which other state directories may share.
+
+        `batch`: the largest number of entries in one transaction.
+        """
         self._home: Final = home
         self._name: Final = name
         self._tables: Final = tables
+        self._batch: Final = batch
         self._indexed: dict[str, tuple[_FileState, Cursor]] = {}
         """State of each completely indexed trail, by session. `catch_up` does not open an unchanged trail."""
 
@@ -200,7 +204,7 @@ class Index:
     def _read(self, path: Path, cursor: Cursor) -> tuple[int, Cursor]:
         """Insert the next batch of entries; return their number and the new cursor."""
         with open_trail(path) as stream:
-            batch = _Batch(cursor)
+            batch = _Batch(cursor, self._batch)
             count = batch.take(stream)
             after = cursor._replace(place=batch.place, mark=_mark(stream, batch.place), moment=batch.moment)
         if count:
@@ -211,9 +215,10 @@ class Index:
 class _Batch:
     """Entries of one trail, combined to changes."""
 
-    def __init__(self, cursor: Cursor) -> None:
+    def __init__(self, cursor: Cursor, most: int) -> None:
         self.place = cursor.place
         self._until = cursor.place + BYTES_AT_ONCE
+        self._most = most
         self.moment = cursor.moment
         self.rows: list[dict[str, Any]] = []
         self.late: dict[int, dict[str, Any]] = {}
@@ -229,7 +234,7 @@ class _Batch:
             self._enter(entry, line)
             self.place += len(line)
             count += 1
-            if count == ENTRIES_AT_ONCE or self.place >= self._until:
+            if count == self._most or self.place >= self._until:
                 break
         return count
 

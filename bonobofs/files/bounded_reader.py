@@ -92,10 +92,14 @@ class OutsideError(Exception):
 class WorkspaceReader:
     """Reads one workspace. Calls raise OutsideError, UsageError and OSError."""
 
-    def __init__(self, workspace: Workspace, policy: Callable[[], Policy]) -> None:
-        """`policy` returns the policy in force, whose scratch directories are not entered."""
+    def __init__(self, workspace: Workspace, policy: Callable[[], Policy], seconds: float = SECONDS) -> None:
+        """`policy` returns the policy in force, whose scratch directories are not entered.
+
+        `seconds`: time limit of one call.
+        """
         self._workspace: Final = workspace
         self._policy: Final = policy
+        self._seconds: Final = seconds
 
     def text(self, path: WorkspacePath, offset: int, limit: int | None) -> Read[FileText]:
         """Read lines of a text file, starting with line `offset`, counted from 1."""
@@ -103,7 +107,7 @@ class WorkspaceReader:
             raise UsageError("offset and limit are numbers of lines, from 1 on")
         real, descriptor = _retry_stale(lambda: self._open_file(path))
         with open(descriptor, "rb", buffering=0) as file:
-            part = lines_of(file, offset, limit, monotonic() + SECONDS)
+            part = lines_of(file, offset, limit, monotonic() + self._seconds)
         end = offset + len(part.lines) - 1
         numbered = [f"{number:6}\t{line.decode('utf-8', 'replace')}" for number, line in enumerate(part.lines, offset)]
         cut = "" if part.whole else f"Only a part is given, because of its size; go on with offset {end + 1}."
@@ -116,7 +120,7 @@ class WorkspaceReader:
         start, kind = _retry_stale(lambda: self._resolve(path))
         if kind is not Kind.DIRECTORY:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-        walk = self._walk(start, SECONDS)
+        walk = self._walk(start, self._seconds)
         entries: list[DirectoryEntry] = []
         for entry in walk.entries(recursive=recursive, matches=matches):
             if len(entries) == MOST_ENTRIES:
@@ -127,7 +131,7 @@ class WorkspaceReader:
 
     def matches(self, path: WorkspacePath, query: str, include: str | None, exclude: str | None) -> Read[FileMatches]:
         """Search one file, or all files below a directory, for matching lines."""
-        deadline = monotonic() + SECONDS
+        deadline = monotonic() + self._seconds
         included = _any if include is None else matching(include)
         excluded = _none if exclude is None else matching(exclude)
         start, kind = _retry_stale(lambda: self._resolve(path))
@@ -145,7 +149,7 @@ class WorkspaceReader:
 
     def _below(self, start: str, included: Test, excluded: Test) -> tuple[list[str], str]:
         """Return the files to search, and a sentence on files that are missing, or ""."""
-        walk = self._walk(start, SECONDS / 2, excluded)
+        walk = self._walk(start, self._seconds / 2, excluded)
         above = f"{start}/" if start else ""
         paths: list[str] = []
         for entry in walk.entries(recursive=True, matches=lambda path: included(path) and not excluded(path)):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from bonobofs.enforcement.authorizer import Authorizer, Caller
-from bonobofs.files.bounded_reader import FileList, FileMatches, FileText, OutsideError, Read, WorkspaceReader
+from bonobofs.files.bounded_reader import SECONDS, FileList, FileMatches, FileText, OutsideError, Read, WorkspaceReader
 from bonobofs.files.file_guard import FileGuard, PathLike
 from bonobofs.files.results import (
     Closing,
@@ -52,13 +52,13 @@ _Result = TypeVar("_Result", FileText, FileList, FileMatches)
 class FileTools(Closing):
     """The tools of one workspace, for the agent of one session. May be used by several threads."""
 
-    def __init__(self, session: GuardedSession) -> None:
-        """Make the tools of an open session."""
+    def __init__(self, session: GuardedSession, *, seconds: float = SECONDS) -> None:
+        """Make the tools of an open session. `seconds`: time limit of a call that reads."""
         self._session: Final = session
         self._authorizer: Final[Authorizer] = session.guard
         self._change_lock: Final = session.change_lock
         self._workspace: Final = Workspace(Path(session.session.source), session.place)
-        self._reader: Final = WorkspaceReader(self._workspace, lambda: self._authorizer.policy)
+        self._reader: Final = WorkspaceReader(self._workspace, lambda: self._authorizer.policy, seconds)
         self._files: Final = FileGuard(session, tool=True)
 
     def close(self) -> None:

@@ -195,7 +195,7 @@ class KernelTransport:
     def __init__(self, fd: int) -> None:
         self._fd: Final = fd
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._spins: Final = SPIN if len(os.sched_getaffinity(0)) > 1 else 0
+        self.spins: Final = SPIN if len(os.sched_getaffinity(0)) > 1 else 0
         self._cpu_latency: Final = CpuLatency()
         self._served = 0
         self._pipe: Final = SplicePipe()
@@ -360,7 +360,7 @@ class KernelTransport:
             return _LONG
         # A poll costs a fifth of a read that fails with an exception.
         poll = self._request_poll.poll
-        for _ in range(self._spins):
+        for _ in range(self.spins):
             if poll(0):
                 break
         else:

@@ -109,7 +109,7 @@ class ServerStart:
         return line
 
 
-def companion_program(source: str, mountpoint: str) -> CompanionProgram:
+def companion_program(source: str, mountpoint: str, module: str = COMPANION) -> CompanionProgram:
     """The companion's module, and the directories of the libraries that it needs beyond the standard one."""
     places = []
     for name in ("watchdog", "pydantic", "sqlalchemy", "psycopg", "pygit2", "cffi"):
@@ -119,7 +119,7 @@ def companion_program(source: str, mountpoint: str) -> CompanionProgram:
     # The agent must not be able to change a library, so none is loaded from the source or the mount.
     writable = (Path(source), Path(mountpoint))
     safe = {str(place): None for place in places if not any(is_within(place, one) for one in writable)}
-    return CompanionProgram(COMPANION, list(safe))
+    return CompanionProgram(module, list(safe))
 
 
 def probe(mountpoint: str) -> str:

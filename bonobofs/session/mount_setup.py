@@ -72,6 +72,8 @@ class MountRequest(NamedTuple):
     """Issue of the work; the session's commits name it."""
     policy_of: Path | None = None
     """Source whose policy applies, such as the repository of a worktree; None: `source`."""
+    companion: str = launcher.COMPANION
+    """Module of the companion; see `CompanionProgram`."""
 
 
 class MountedSession(NamedTuple):
@@ -184,7 +186,7 @@ def _prepare(home: Path, order: MountRequest) -> tuple[RegisteredSession, Sessio
         policy_file=str(policy.file),
         tracked=drawn.tracked.paths,
         repository=repository,
-        companion=launcher.companion_program(session.source, str(mountpoint)),
+        companion=launcher.companion_program(session.source, str(mountpoint), order.companion),
         transport=transport.name,
         packages=transport.packages,
         allow_other=order.allow_other or guest is not None,

@@ -75,7 +75,7 @@ def register(database: Database, label: str, role: str | None = None) -> Mountin
     with database.change() as connection:
         known = _living_agent(connection, label) if _is_uuid(label) else _agent(connection, check_label(label))
         if known is None:
-            identity = _enter_agent(connection, label, None, role, ())
+            identity = insert_agent(connection, label, None, role, ())
             return MountingAgent(label, identity, role, None, new=True)
     if role is not None and known.roles and role not in known.roles:
         raise ForbiddenError(
@@ -99,7 +99,7 @@ def add(database: Database, label: str, *, team: str | None = None, roles: Itera
                 "name"
             )
         home = None if team is None else _living_team(connection, team)
-        _enter_agent(connection, label, home, wanted[0] if wanted else None, wanted)
+        insert_agent(connection, label, home, wanted[0] if wanted else None, wanted)
         return _living_agent(connection, label)
 
 
@@ -182,7 +182,7 @@ def list_teams(database: Database, *, removed: bool = False) -> list[Team]:
         return _teams(connection, *(() if removed else (teams.c.removed.is_(None),)))
 
 
-def _enter_agent(connection: Connection, label: str, team: str | None, role: str | None, roles: tuple[str, ...]) -> str:
+def insert_agent(connection: Connection, label: str, team: str | None, role: str | None, roles: tuple[str, ...]) -> str:
     identity = str(uuid.uuid4())
     connection.execute(insert(agents).values(id=identity, name=label, team=team, role=role, created=clock()))
     for each in roles:

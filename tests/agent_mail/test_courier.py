@@ -17,9 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.agent_mail import letter as letters
 from bonobofs.agent_mail.courier import Carried, Courier, Pace
-from bonobofs.agent_mail.letter import Letter, Posted, compare, posted
+from bonobofs.agent_mail.letter import MOST_CHARACTERS, MOST_ENTRIES, Letter, Posted, compare, posted
 from bonobofs.agent_mail.mail_client import Address, Mailbox, Server
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.writer import Identity, Trail
@@ -213,14 +212,12 @@ def test_with_denials_only_the_courier_posts_heads(far_desk: Desk, original: Ori
     assert_each_entry_once(far_desk, trail)
 
 
-def test_a_long_trail_is_sent_in_several_letters(far_desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A letter is limited in entries and in characters."""
-    monkeypatch.setattr(letters, "MOST_ENTRIES", 5)
+def test_a_long_trail_is_sent_in_several_letters(far_desk: Desk) -> None:
+    """A letter is limited in entries and in characters. Each change is two entries."""
     trail = far_desk.trail()
-    change(trail, *(f"f{number}" for number in range(6)))
+    change(trail, *(f"f{number}" for number in range(MOST_ENTRIES + 1)))
     assert far_desk.run(far_desk.courier()) == 3
-    monkeypatch.setattr(letters, "MOST_CHARACTERS", 600)
-    change(trail, "x" * 590, "y" * 590)
+    change(trail, "x" * MOST_CHARACTERS, "y" * MOST_CHARACTERS)
     assert far_desk.run(far_desk.courier()) == 3
     assert_each_entry_once(far_desk, trail)
 

@@ -13,7 +13,6 @@ from typing import Final
 import pytest
 
 from bonobofs import session
-from bonobofs.session import launcher
 from tests.external_changes.few_watches_companion import BUDGET
 from tests.support.observe import companion_of, out_of_band, recorded, status, text
 from tests.support.users import tell
@@ -52,15 +51,12 @@ def is_seen(world: World, path: str) -> None:
     until(lambda: path in out_of_band(world), f"{path} is entered")
 
 
-def test_new_directories_take_only_a_share_of_the_watches(
-    mounted: Mounted, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_directories_take_only_a_share_of_the_watches(mounted: Mounted, source: Path) -> None:
     """At most the budget. The rest stays watched, shows within a second, and the new ones are watched when watches are
     free.
     """
-    monkeypatch.setattr(launcher, "COMPANION", "tests.external_changes.few_watches_companion")
     (source / "early").mkdir()
-    world = mounted(policy=ALLOW_ALL)
+    world = mounted(policy=ALLOW_ALL, companion="tests.external_changes.few_watches_companion")
     assert status(world).watch == session.WATCHING
     for number in range(100):
         (world.path / f"many-{number:03}").mkdir()

@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs import session
-from bonobofs.audit import index as module
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.index import GroupBy, Index, IndexQuery, decode_text, encode_text, microseconds
 from bonobofs.audit.index_store import CHANGES, METADATA, SCHEMA, TRAILS, IndexTables, open_tables, sqlite_engine
@@ -305,9 +304,7 @@ def test_a_timestamp_out_of_range_is_a_damaged_line(create: Create, home: Path, 
     assert [each.entry.operation for each in index.changes(IndexQuery())] == ["e", UNREADABLE]
 
 
-def test_doubled_and_damaged_lines_are_indexed(
-    create: Create, home: Path, index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doubled_and_damaged_lines_are_indexed(create: Create, home: Path, tables: IndexTables) -> None:
     """They are shown unchanged, in whichever read they occur."""
     trail = create(home / "trails")
     change(trail, "a")
@@ -315,7 +312,7 @@ def test_doubled_and_damaged_lines_are_indexed(
     raw = trail.path.read_bytes()
     huge = raw.replace(b'"seq":1,', b'"seq":99999999999999999999999,').replace(b'"intent":1', b'"intent":1e999')
     trail.path.write_bytes(raw + b"{}\n\xff\x00\n" + raw + raw.replace(b'"intent":1', b'"intent":[]') + huge)
-    monkeypatch.setattr(module, "ENTRIES_AT_ONCE", 1)
+    index = Index(home, "here", tables, batch=1)
     assert index.catch_up().entries == 10
     found = list(index.changes(IndexQuery()))
     assert sum(1 + (each.outcome is not None) for each in found) == 10
@@ -362,21 +359,19 @@ def test_the_index_equals_the_trail_for_reads_of_any_size(
     expected = joined(read(trail.path))
     lines = whole.splitlines(keepends=True)
     tables = IndexTables(sqlite_engine(home / "index.db"))
-    index = Index(home, "here", tables)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ENTRIES_AT_ONCE", at_once)
-        for cut in sorted(cuts):
-            trail.path.write_bytes(b"".join(lines[:cut]))
-            index.catch_up()
-        trail.path.write_bytes(whole)
+    index = Index(home, "here", tables, batch=at_once)
+    for cut in sorted(cuts):
+        trail.path.write_bytes(b"".join(lines[:cut]))
         index.catch_up()
+    trail.path.write_bytes(whole)
+    index.catch_up()
 
-        def held() -> list[Change]:
-            return sorted(index.changes(IndexQuery()), key=lambda each: each.entry.seq)
+    def held() -> list[Change]:
+        return sorted(index.changes(IndexQuery()), key=lambda each: each.entry.seq)
 
-        assert held() == expected
-        index.rebuild()
-        assert held() == expected
+    assert held() == expected
+    index.rebuild()
+    assert held() == expected
     tables.close()
 
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from bonobofs.audit import index as module
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.index import GroupBy, Index, IndexQuery, microseconds
-from bonobofs.audit.index_store import open_tables
+from bonobofs.audit.index_store import IndexTables, open_tables
 from bonobofs.audit.reader import Change, read, trails_in
 from bonobofs.audit.report import Report
 from bonobofs.audit.writer import Identity, Trail
@@ -29,12 +28,12 @@ AGENTS = (("alice", "id-1"), ("bob", "id-2"), ("alice", "id-3"))
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def index(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+def tables(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexTables]:
     if request.param == "postgresql":
         server: Postgres = request.getfixturevalue("postgres")
         monkeypatch.setenv("BONOBOFS_DATABASE", server.make_database())
     tables = open_tables(home)
-    yield Index(home, "here", tables)
+    yield tables
     tables.close()
 
 
@@ -147,12 +146,10 @@ def told(changes: list[Change]) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_index_answers_as_a_scan_of_the_trails(
-    home: Path, index: Index, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_index_answers_as_a_scan_of_the_trails(home: Path, tables: IndexTables, seed: int) -> None:
     """By agent, session, path, operation, rule, result and time, singly and combined, and so do its counts."""
     chance = random.Random(seed)
-    monkeypatch.setattr(module, "ENTRIES_AT_ONCE", chance.randint(1, 50))
+    index = Index(home, "here", tables, batch=chance.randint(1, 50))
     write_trails(home, chance)
     index.catch_up()
     trails = {path.stem: changes for path, changes in zip(trails_in(home / "trails"), scanned(home), strict=True)}
@@ -167,9 +164,10 @@ def test_the_index_answers_as_a_scan_of_the_trails(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_most_frequent_rules_are_equal_by_index_report_and_scan(home: Path, index: Index, seed: int) -> None:
+def test_the_most_frequent_rules_are_equal_by_index_report_and_scan(home: Path, tables: IndexTables, seed: int) -> None:
     """By a count of the index, by a report, and by the trails."""
     write_trails(home, random.Random(seed))
+    index = Index(home, "here", tables)
     index.catch_up()
     report = Report({})
     report.add(index.changes(IndexQuery()))

@@ -489,14 +489,14 @@ def test_an_invalid_expression_is_a_usage_error(impl: Tools, query: str) -> None
     assert (impl.last().operation, impl.last().result) == ("search_files", "error")
 
 
-def test_an_endless_search_is_aborted(impl: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_search_is_aborted(impl: Tools) -> None:
     """Matches found before are returned. Other callers do not wait for it."""
-    monkeypatch.setattr(bounded_reader, "SECONDS", 2.0)
+    searcher = FileTools(impl.session, seconds=2.0)
     impl.made("a", "aaab\n")
     impl.made("b", "a" * 60 + "!\n")
     impl.made("c", "read meanwhile\n")
     found: list[FileMatches] = []
-    evil = threading.Thread(target=lambda: found.append(impl.tools.guarded_search_files("^(a+)+(b|$)")))
+    evil = threading.Thread(target=lambda: found.append(searcher.guarded_search_files("^(a+)+(b|$)")))
     evil.start()
     assert impl.read("c").end_line == 1
     assert impl.tools.write_file("c", "written meanwhile\n") == impl.root / "c"

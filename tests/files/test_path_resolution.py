@@ -138,7 +138,8 @@ def test_a_dangling_symlink_is_neither_written_nor_replaced(alice: Guarded) -> N
 def test_a_directory_moved_out_is_not_written(alice: Guarded, outside: Path) -> None:
     """The open descriptor still leads to it. The judged path does not."""
     alice.files.guarded_write_file("aidlc-docs/a.md", "a", "alice")
-    place = alice.files._workspace.locate(alice.files._workspace.relative("aidlc-docs/b.md"), follow=True)
+    workspace = Workspace(alice.root)
+    place = workspace.locate(workspace.relative("aidlc-docs/b.md"), follow=True)
     assert place is not None
     with place:
         place.check()
@@ -194,15 +195,16 @@ def test_a_directory_replaced_during_the_lookup_is_detected(alice: Guarded, monk
     """The path is read from a descriptor. By then another directory may have that path."""
     docs = alice.root / "aidlc-docs"
     docs.mkdir()
-    text = Workspace._text
+    readlink = os.readlink
 
-    def read(workspace: Workspace, descriptor: int) -> str:
-        there = text(workspace, descriptor)
-        docs.rename(alice.root / "elsewhere")
-        docs.mkdir()
+    def replace_after(link: str) -> str:
+        there = readlink(link)
+        if there == str(docs):
+            docs.rename(alice.root / "elsewhere")
+            docs.mkdir()
         return there
 
-    monkeypatch.setattr(Workspace, "_text", read)
+    monkeypatch.setattr(os, "readlink", replace_after)
     with pytest.raises(OSError, match="Stale"):
         alice.files.write_file("aidlc-docs/a.md", "a", "alice")
     assert alice.names() == ["aidlc-docs", "elsewhere"]

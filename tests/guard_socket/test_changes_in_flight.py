@@ -18,7 +18,7 @@ from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.audit.verify import Status, verify_trail
 from bonobofs.errors import StateError
 from bonobofs.policy.decision import Code, Refused
-from bonobofs.session import launcher, lease_service
+from bonobofs.session import lease_service
 from bonobofs.session.lease_service import HolderOption, LeaseTerms
 from bonobofs.state.lease_follower import BEAT, LAPSE
 from tests.guard_socket.conftest import Called, CalledMount, answer
@@ -48,10 +48,9 @@ class Running:
 
 
 @pytest.fixture
-def slow(mounted_called: CalledMount, monkeypatch: pytest.MonkeyPatch) -> Called:
+def slow(mounted_called: CalledMount) -> Called:
     """A mount whose companion has the call `change`, which takes as long as the test wants."""
-    monkeypatch.setattr(launcher, "COMPANION", "tests.guard_socket.slow_companion")
-    return mounted_called()
+    return mounted_called(companion="tests.guard_socket.slow_companion")
 
 
 def outcome(called: Called, path: str) -> AuditEntry:

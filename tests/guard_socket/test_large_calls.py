@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from bonobofs.errors import UsageError
-from bonobofs.session import launcher
 from tests.guard_socket.conftest import Called, CalledMount, answer
 from tests.support.observe import companion_of
 from tests.support.wait import until
@@ -111,12 +110,9 @@ def children(pid: int) -> list[str]:
     return found
 
 
-def test_calls_of_closed_connections_count_in_the_memory_limit(
-    mounted_called: CalledMount, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_calls_of_closed_connections_count_in_the_memory_limit(mounted_called: CalledMount, tmp_path: Path) -> None:
     """The server keeps a complete call until it has run, and counts it; other calls are answered meanwhile."""
-    monkeypatch.setattr(launcher, "COMPANION", "tests.guard_socket.slow_companion")
-    called, go = mounted_called(), tmp_path / "go"
+    called, go = mounted_called(companion="tests.guard_socket.slow_companion"), tmp_path / "go"
     line = json.dumps({"call": "write_file", "path": "b", "content": "x" * (8 * _MB)}).encode() + b"\n"
     with called.connected() as slow:
         change = {"call": "change", "path": "a", "makes": ["a"], "until": str(go), "alone": True}

@@ -205,7 +205,7 @@ def test_the_server_spins_only_where_there_are_two_cpus() -> None:
     def spin_on(cpus: set[int]) -> int:
         os.sched_setaffinity(0, cpus)
         fd = os.open("/dev/null", os.O_RDWR)
-        return KernelTransport(fd)._spins
+        return KernelTransport(fd).spins
 
     cpus = os.sched_getaffinity(0)
     assert tell(spin_on, {min(cpus)}) == 0

@@ -19,7 +19,6 @@ from sqlalchemy import text
 from bonobofs import session
 from bonobofs.errors import ForbiddenError, StateError
 from bonobofs.policy.overlap import patterns_meet
-from bonobofs.session import launcher
 from bonobofs.state import agent_registry, backup, leases, sqlite_file
 from bonobofs.state.database import Database
 from bonobofs.state.home import home_id
@@ -200,12 +199,9 @@ def test_a_session_missing_in_the_database_is_refused(mounted: Mounted, database
     until(lambda: "has no session" in log.read_text(), "the server's log says why")
 
 
-def test_a_mount_whose_companion_cannot_start_refuses_changes(
-    mounted: Mounted, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mount_whose_companion_cannot_start_refuses_changes(mounted: Mounted, home: Path) -> None:
     """The companion follows the leases."""
-    monkeypatch.setattr(launcher, "COMPANION", "bonobofs.companion.no_such_module")
-    world = mounted(policy=ALLOW_ALL)
+    world = mounted(policy=ALLOW_ALL, companion="bonobofs.companion.no_such_module")
     assert not writes(world.path / "a.md")
     assert list(world.path.iterdir()) == []
 
@@ -216,7 +212,7 @@ def test_a_transaction_of_a_killed_process_blocks_no_other(database: Database, h
         "import sys, os; from pathlib import Path; from bonobofs.state import agent_registry\n"
         "from bonobofs.state.database import Database\n"
         "with Database(Path(sys.argv[1])).change() as connection:\n"
-        "    agent_registry._enter_agent(connection, 'ghost', None, None, ())\n"
+        "    agent_registry.insert_agent(connection, 'ghost', None, None, ())\n"
         "    os.kill(os.getpid(), 9)"
     )
     ran = subprocess.run([sys.executable, "-c", program, home], env=environment(), check=False)

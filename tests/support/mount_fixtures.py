@@ -238,8 +238,10 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
         server.stdin.close()
         with open(ready, "rb") as word:
             assert word.read() == b"ready\n"
-        yield mountpoint
-        server.send_signal(signal.SIGTERM)
+        try:
+            yield mountpoint
+        finally:
+            server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
     until(lambda: not mounts.at(mountpoint), "the mount is gone")
 

@@ -178,7 +178,8 @@ class World:
 
 
 Mounted = Callable[..., World]
-"""mounted(policy=…, agent=…, role=…, source=…, mountpoint=…, transport=…, allow_other=…) mounts until the test's end.
+"""mounted(policy=…, agent=…, role=…, source=…, mountpoint=…, transport=…, allow_other=…, companion=…) mounts.
 
+The end of the test unmounts.
 `policy` is a path, or the text of a policy; None is the packaged default.
 """
