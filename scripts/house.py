@@ -1,4 +1,4 @@
-"""Check the rules of names, words and weight that a program can check; [tool.house] of pyproject.toml has the numbers.
+"""Check the rules of names, words and weight that a program can check; [tool.house] of pyproject.toml has the data.
 
 Prints a line for each finding, with its place and its remedy. Exit 1 if there is one.
 """
@@ -13,12 +13,15 @@ import tokenize
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "bonobofs"
 REPEATED = {"__init__", "__main__", "main"}
+Texts = Iterator[tuple[Path, int, str]]
+"""File, line and text."""
 
 
 def module_names(modules: list[Path], most: int) -> Iterator[str]:
@@ -53,17 +56,51 @@ def lengths(modules: list[Path], budgets: dict[str, int], readme: int) -> Iterat
         yield f"README.md: {found} lines, at most {readme}; move details to docs/"
 
 
-def words(module: Path, forbidden: dict[str, str]) -> Iterator[str]:
-    """Comments, docstrings and messages use the field's words; the module says in its first line what it does."""
-    text = module.read_text(encoding="utf-8")
-    if module.stem not in REPEATED and not ast.get_docstring(ast.parse(text)):
-        yield f"{shown(module)}:1: no docstring; begin with a sentence that says what the module does"
+def docstrings(modules: list[Path]) -> Iterator[str]:
+    """A module says in its first line what it does."""
+    for module in modules:
+        if module.stem not in REPEATED and not ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))):
+            yield f"{shown(module)}:1: no docstring; begin with a sentence that says what the module does"
+
+
+def test_files(tests: list[Path]) -> Iterator[str]:
+    """A file of tests has a name of its own."""
+    places: defaultdict[str, list[Path]] = defaultdict(list)
+    for test in tests:
+        places[test.name].append(test)
+    for name, same in places.items():
+        if len(same) > 1 and name.startswith("test_"):
+            yield f"{', '.join(map(shown, same))}: the name repeats; name the subject of each"
+
+
+def words(texts: Texts, forbidden: dict[str, str]) -> Iterator[str]:
+    """Sentences use the field's words. Code in backticks and the fields of an f-string are no sentences."""
     pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, forbidden))})\b", re.IGNORECASE)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for path, line, text in texts:
+        for match in pattern.finditer(re.sub(r"`[^`]*`|\{[^{}]*\}", "", " ".join(text.split()))):
+            word = match[0].lower()
+            yield f"{shown(path)}:{line}: {word!r}; write {forbidden[word]}"
+
+
+def texts_of_module(module: Path) -> Texts:
+    """Comments, docstrings and messages."""
+    for token in tokenize.generate_tokens(io.StringIO(module.read_text(encoding="utf-8")).readline):
         if token.type in (tokenize.STRING, tokenize.COMMENT):
-            for match in pattern.finditer(" ".join(token.string.split())):
-                word = match[0].lower()
-                yield f"{shown(module)}:{token.start[0]}: {word!r}; write {forbidden[word]}"
+            yield module, token.start[0], token.string
+
+
+def texts_of_test(test: Path) -> Texts:
+    """Docstrings and the names of tests."""
+    for node in ast.walk(ast.parse(test.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            line = getattr(node, "lineno", 1)
+            yield test, line, ast.get_docstring(node) or ""
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                yield test, line, node.name.replace("_", " ")
+
+
+def texts_of_page(page: Path) -> Texts:
+    yield from ((page, number, line) for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1))
 
 
 def shown(path: Path) -> str:
@@ -72,10 +109,12 @@ def shown(path: Path) -> str:
 
 def main() -> int:
     house: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["house"]
-    modules = sorted(PACKAGE.rglob("*.py"))
+    modules, tests = sorted(PACKAGE.rglob("*.py")), sorted((ROOT / "tests").rglob("*.py"))
+    pages = [path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")) if path.name != "CHANGELOG.md"]
     findings = [*module_names(modules, house["modules"]), *lengths(modules, house["lines"], house["readme"])]
-    for module in modules:
-        findings += words(module, house["words"])
+    findings += [*docstrings(modules), *test_files(tests)]
+    texts = (map(texts_of_module, modules), map(texts_of_test, tests), map(texts_of_page, pages))
+    findings += words(chain.from_iterable(chain(*texts)), house["words"])
     for finding in findings:
         print(finding)
     return 1 if findings else 0

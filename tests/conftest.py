@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header() -> str:
-    """Which bd it is that the gate is tested on: the real one wherever there is one."""
+    """Name the bd that the tests of the gate use: the real one if it is installed."""
     return f"bd: {find_bd()}"
 
 

@@ -1,7 +1,7 @@
 """Detection of changes behind the mount: compare watcher events with the mount's own effects, and invalidate caches.
 
 The watcher reports what may have changed, but not by which process. Therefore the current state is compared with the
-state that the kernel has. Each node stores the change time and size that the kernel was told. Recent own changes of
+state that the kernel has. Each node stores the change time and size that the kernel has. Recent own changes of
 names, and the state of forgotten nodes, are kept for a while. If the states are equal, the change was the mount's own.
 Otherwise the change counts as external: the kernel's caches are invalidated, and the change is passed on as a suspect.
 """
@@ -155,7 +155,7 @@ class ExternalChanges:
     def check_first_lookup(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> None:
         """Report a recent external change of a file that the kernel does not know yet.
 
-        The watcher's event will find the file as the kernel was told, so it would not be reported later.
+        The watcher's event will find the file as the kernel has it, so it would not be reported later.
         """
         if not self.watched or node.layer or node.is_dir:
             return

@@ -33,7 +33,7 @@ class Node:
     `fd` is -1 or a descriptor opened for `access` (os.R_OK | os.W_OK). `keeps_fd` excludes it from the cache's eviction
     until FORGET. `pin` is -1 or an O_PATH descriptor.
 
-    `fingerprint` is the state that the kernel was last told (`external_changes.fingerprint_of`), or UNKNOWN.
+    `fingerprint` is the state that the kernel last got (`external_changes.fingerprint_of`), or UNKNOWN.
     `mounted_over`: something else is mounted on this directory, which is shown empty. `has_no_xattrs`: the file was
     created through this mount and has been given no extended attribute.
     """

@@ -100,7 +100,7 @@ ROOT: Final = Refusal(
 TARGET: Final = Refusal(
     Code.OUTSIDE,
     "outside:symlink",
-    "The symlink would lead out of the workspace, into a protected path, or where cannot be told.",
+    "The symlink would lead out of the workspace, into a protected path, or to an unknown place.",
     "Use a relative target inside the workspace with every .. at its beginning.",
 )
 PROTECTED_TARGET: Final = Refusal(
@@ -157,7 +157,7 @@ OF_HELD: Final = (
 LEASED: Final = Refusal(
     Code.LEASED,
     "lease",
-    "Somebody else has leased this path.",
+    "Another agent has leased this path.",
     "Wait until the lease ends, or ask its holder to release it; bonobofs lease list shows who that is.",
 )
 LEASES_UNKNOWN: Final = Refusal(

@@ -102,7 +102,7 @@ _ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
 _RUN: Final = "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.{} import main; sys.exit(main())"
 _GIT: Final = """\
 #!/bin/sh
-# The git of one bonobofs session: reading commands are the real git's; the session is asked about the others.
+# The git of one bonobofs session: reading commands are the real git's; the session decides about the others.
 case ${{1-}} in
 -C) name=${{3-}} ;;
 -P|--no-pager) name=${{2-}} ;;
@@ -115,7 +115,7 @@ exec {python} {session} {real} "$@"
 """
 _BD: Final = """\
 #!/bin/sh
-# The bd of one bonobofs session: every command line is asked of the session's gate.
+# The bd of one bonobofs session: the session's gate decides about every command line.
 exec {python} {session} "$@"
 """
 

@@ -225,7 +225,7 @@ def find_tracked(home: Path, source: Path, policy: Policy) -> TrackedFiles:
         found = import_module("bonobofs.git.checkout").tracked_paths(root, home, wanted)
     except GitError as error:
         note = (
-            f"Git could not be asked which files it tracks ({error}); so the rules decide, in this session, about all "
+            f"Git could not list the files that it tracks ({error}); so the rules decide, in this session, about all "
             "that the source has at scratch paths now."
         )
         return TrackedFiles(compact(_standing(source, policy)), (note,))

@@ -50,7 +50,7 @@ def stored_preset(home: Path, source: Path) -> StoredPreset | None:
         document = read_document(file)
         return StoredPreset(str(document["preset"]), str(document["chosen"]))
     except KeyError as error:
-        raise PolicyError(f"{file}: it names no preset; move it away, and the next mount chooses anew") from error
+        raise PolicyError(f"{file}: it names no preset; move it away, and the next mount chooses again") from error
     except OSError as error:
         raise PolicyError(f"{file}: the stored preset cannot be read: {error.strerror}") from error
 

@@ -78,9 +78,9 @@ class Fork:
 
 
 class Original:
-    """The other dialect: names get tokens that are demanded from then on, threads and names are checked.
+    """The other dialect: a name gets a token that later calls must have, and the server checks threads and names.
 
-    It can be told to carry out a call and say nothing of it, and to answer in events.
+    On request it executes a call without a reply, or replies with an event stream.
     """
 
     def __init__(self) -> None:
@@ -253,7 +253,7 @@ def running(server: Server) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def answering(*parts: bytes, between: float = 0.0) -> Iterator[str]:
-    """A server that answers whatever it is asked with these bytes, with so many seconds between them; its URL."""
+    """A server that answers every request with these bytes, with `between` seconds between them; its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

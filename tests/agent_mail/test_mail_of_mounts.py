@@ -192,7 +192,7 @@ def test_a_witness_without_letters_confirms_nothing(
 
 
 def rewrite(world: World) -> None:
-    """What whoever owns the state directory can do: another history, with its chain and its head."""
+    """The owner of the state directory can do this: write another history with a valid chain and head."""
     identity = Identity(world.session.session, world.session.agent, world.session.agent_id)
     count = len(world.trail.read_bytes().splitlines())
     world.trail.unlink()

@@ -39,7 +39,7 @@ def database(home: Path) -> Iterator[Database]:
 
 
 class Reserving:
-    """Somebody else's agent at the server, in either dialect."""
+    """An agent of another user at the server, in either dialect."""
 
     def __init__(self, server: Fork | Original, project: str) -> None:
         self._fork = server if isinstance(server, Fork) else None

@@ -1,6 +1,6 @@
-"""A program that holds the lock of a directory: getdents64 into a page of a FUSE file that is never read.
+"""A program that keeps the lock of a directory: getdents64 into a page of a FUSE file that is never read.
 
-    with held(directory, place): ...
+    with locked_directory(directory, place): ...
     hold(directory, place)
 
 A server of the program's own answers all but READ, in a child process; another child calls getdents64. The end of the
@@ -33,7 +33,7 @@ _MNT_FORCE: Final = 1
 
 
 def _serve(fd: int, asked: int) -> NoReturn:
-    """Answer what it takes to map a file; at the first READ say so in the pipe `asked`."""
+    """Answer the requests that map a file. At the first READ write to the pipe `asked`."""
     while True:
         try:
             request = os.read(fd, p.BUFFER_SIZE)
@@ -69,7 +69,7 @@ def _read_directory(directory: Path, file: Path) -> NoReturn:
 
 
 def hold(directory: Path, place: Path) -> None:
-    """Return when the directory's lock is held. `place` is as for `held`; a mount that was left there is replaced."""
+    """Return when the kernel has locked the directory. An earlier mount at `place` is replaced."""
     subprocess.run(["fusermount3", "-u", "-z", "--", place], stderr=subprocess.DEVNULL, check=False)
     end, other = socket.socketpair()
     with end, other:
@@ -90,8 +90,8 @@ def hold(directory: Path, place: Path) -> None:
 
 
 @contextmanager
-def held(directory: Path, place: Path) -> Iterator[None]:
-    """Have the directory's lock held; `place` is an empty directory for the program's own mount. Needs root."""
+def locked_directory(directory: Path, place: Path) -> Iterator[None]:
+    """Keep the directory locked; `place` is an empty directory for the program's own mount. Needs root."""
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     syscalls.mount(b"blocker", os.fsencode(place), b"fuse", 0, b"fd=%d,rootmode=40000,user_id=0,group_id=0" % fd)
     reader, writer = os.pipe()

@@ -14,7 +14,7 @@ import pytest
 from bonobofs.fuse.notifications import LATE_SECONDS, MAX_BLOCKED
 from bonobofs.ipc.client import call
 from bonobofs.state.home import inside_directory
-from tests.attacks.directory_lock import held
+from tests.attacks.directory_lock import locked_directory
 from tests.attacks.server_usage import waiting
 from tests.support.syscalls import opened
 from tests.support.users import NOBODY, outcome, tell
@@ -38,20 +38,20 @@ def _read(directory: int) -> object:
 
 def test_a_locked_directory_delays_no_other_invalidation(mounted: Mounted, source: Path, tmp_path: Path) -> None:
     """Other directories show changes at once, no entry is cached, calls fail in time, and `status` has the reason."""
-    for name in ("held", "free"):
+    for name in ("locked", "free"):
         (source / name).mkdir()
         for file in ("a", "b", "secret"):
             (source / name / file).write_text("old")
     world = mounted(policy=ALLOW_ALL, allow_other=True)
     directory = inside_directory(world.home, world.session.session)
-    for name in ("held", "free"):
+    for name in ("locked", "free"):
         for file in ("a", "b", "secret"):
             assert (world.path / name / file).read_text() == "old"
     assert _caches(world) is None
     place = tmp_path / "place"
     place.mkdir()
-    with held(world.path / "held", place):
-        (source / "held" / "b").unlink()  # the kernel is told of the name, which needs the directory's lock
+    with locked_directory(world.path / "locked", place):
+        (source / "locked" / "b").unlink()  # the kernel invalidates the name, which needs the directory's lock
         until(lambda: _caches(world), "status says that an invalidation is blocked", seconds=10 * LATE_SECONDS)
         assert "does not take an invalidation" in bonobofs("status").stdout
         (source / "free" / "secret").chmod(0o600)
@@ -68,7 +68,7 @@ def test_a_locked_directory_delays_no_other_invalidation(mounted: Mounted, sourc
         assert (source / "free" / "d").read_text() == "d"
         assert call(directory, "whoami")["agent"] == "alice"
     until(lambda: _caches(world) is None, "caches are trusted again")
-    assert not (world.path / "held" / "b").exists()
+    assert not (world.path / "locked" / "b").exists()
     call(directory, "write_file", path="free/e", content="e")
     assert (world.path / "free" / "e").read_text() == "e"
     assert [entry.kind for entry in world.entries() if entry.operation == "caches"] == ["alert", "event"]
@@ -79,7 +79,7 @@ def test_more_locked_directories_than_threads_delay_no_other_invalidation(
     mounted: Mounted, source: Path, tmp_path: Path
 ) -> None:
     """MOST_BLOCKED threads wait. Content and names of another directory still show, and calls fail in time."""
-    names = [f"held-{number}" for number in range(MAX_BLOCKED + 2)]
+    names = [f"locked-{number}" for number in range(MAX_BLOCKED + 2)]
     for name in (*names, "free"):
         (source / name).mkdir()
         (source / name / "a").write_text("old")
@@ -90,7 +90,7 @@ def test_more_locked_directories_than_threads_delay_no_other_invalidation(
     with ExitStack() as stack:
         for name in names:
             (tmp_path / f"place-{name}").mkdir()
-            stack.enter_context(held(world.path / name, tmp_path / f"place-{name}"))
+            stack.enter_context(locked_directory(world.path / name, tmp_path / f"place-{name}"))
         for name in names:
             (source / name / "a").unlink()
         until(lambda: waiting(world.pid) == MAX_BLOCKED, "as many threads wait as may", seconds=30 * LATE_SECONDS)

@@ -1,4 +1,4 @@
-"""Scratch files take no more than `max_total`, of whatever kind."""
+"""Scratch files of every kind count towards `max_total`."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def _swap_for_a_hook_behind(_: Path, source: Path) -> None:
 
 
 def _far_from(source: Path) -> Path:
-    """A mountpoint from which `../../outside` leads nowhere: whoever gets there got there by the server."""
+    """A mountpoint from which `../../outside` does not exist: only the server could lead there."""
     mountpoint = source.parent / "elsewhere/mount"
     mountpoint.mkdir(parents=True)
     return mountpoint

@@ -32,7 +32,7 @@ def mount(ordinary_user: OrdinaryUser) -> Iterator[Path]:
 
 @pytest.mark.parametrize("act", ["mkdir mount/z", ": >mount/f", "mkfifo mount/p"])
 def test_the_umask_is_reset_after_each_request(act: str, mount: Path, ordinary_user: OrdinaryUser) -> None:
-    """A new policy makes the server write live.json anew, with its own mode."""
+    """A new policy makes the server rewrite live.json, with its own mode."""
     ordinary_user.run("sh", "-c", f"umask 0777; {act}")
     top = ordinary_user.directory
     (made,) = load_all(top / "home")

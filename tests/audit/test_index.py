@@ -305,7 +305,7 @@ def test_a_timestamp_out_of_range_is_a_damaged_line(create: Create, home: Path, 
 
 
 def test_doubled_and_damaged_lines_are_indexed(create: Create, home: Path, tables: IndexTables) -> None:
-    """They are shown unchanged, in whichever read they occur."""
+    """They are shown unchanged, in any read."""
     trail = create(home / "trails")
     change(trail, "a")
     trail.flush()
@@ -386,7 +386,7 @@ def test_every_text_has_one_encoding_in_the_tables(text: str) -> None:
 
 
 def test_a_killed_reader_neither_loses_nor_doubles_an_entry(create: Create, home: Path, index: Index) -> None:
-    """The cursor moves in the transaction of the rows, at whichever step the reader is killed."""
+    """The cursor moves in the transaction of the rows. The test kills the reader at every step."""
     trail = create(home / "trails")
     for number in range(3000):
         change(trail, f"d{number % 7}/f{number}")
@@ -419,7 +419,7 @@ index.Index(home, "here", open_tables(home)).catch_up(goes_on)
 
 
 def test_the_index_follows_a_hundred_growing_trails(create: Create, home: Path, index: Index) -> None:
-    """Whichever of them have grown since the last read."""
+    """Any subset of them has grown since the last read."""
     trails = [create(home / "trails", f"s{number:03}") for number in range(100)]
     for turn in range(5):
         for trail in trails[turn::3]:

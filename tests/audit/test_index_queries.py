@@ -113,7 +113,7 @@ def answers(change: Change, session: str, wanted: IndexQuery) -> bool:
 
 
 def below(path: str, asked: str) -> bool:
-    """Whether a path is what was asked for, or lies below it; `*` stands for any one name."""
+    """Whether a path is the requested one, or lies below it; `*` matches any one name."""
     names, wanted = path.split("/"), asked.split("/")
     return len(names) >= len(wanted) and all(want in ("*", name) for name, want in zip(names, wanted, strict=False))
 

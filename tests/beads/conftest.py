@@ -101,5 +101,5 @@ def opened(beads_workspace: Workspace, home: Path, tmp_path: Path, monkeypatch: 
 
 @pytest.fixture
 def faulty(bd: Path, tmp_path: Path) -> Faulty:
-    """A bd that goes wrong where it is told to."""
+    """A bd that fails as the test requests."""
     return Faulty(bd, tmp_path / "faulty")

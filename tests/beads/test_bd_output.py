@@ -29,7 +29,7 @@ def test_a_payload_is_found_in_every_form(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "No updates specified\n", "the id is {1}", "[" * 100_000])
 def test_text_with_json_marks_is_no_payload(text: str) -> None:
-    """Whatever marks it holds."""
+    """Such as braces and brackets."""
     assert payload(Output(0, text, "")) is None
 
 

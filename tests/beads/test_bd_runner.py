@@ -95,7 +95,7 @@ def test_a_bd_that_an_agent_could_write_is_not_run(
     mounted: Mounted,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not one in a mount, in the workspace or in a session directory, and not one beside another bd."""
+    """A bd in a mount, in the workspace or in a session directory, or one that another bd's directory has."""
     world = mounted(policy=ALLOW_ALL)
     monkeypatch.delenv("BONOBOFS_BD", raising=False)
     (tmp_path / "link").symlink_to(source)
@@ -413,7 +413,7 @@ def test_only_an_issue_created_under_the_same_lock_can_be_deleted(beads: Beads, 
 
 
 def test_after_the_lock_is_released_no_call_is_made(beads: Beads) -> None:
-    """Nothing more is asked of bd without the lock."""
+    """Each call of bd needs the lock."""
     with beads.turn() as turn:
         pass
     with pytest.raises(RuntimeError):

@@ -20,7 +20,7 @@ from tests.support.world import ALLOW_ALL, bonobofs
 
 @pytest.fixture
 def repository(beads_workspace: Workspace, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
-    """The workspace as a repository; whatever worktrees are made of it are unmounted."""
+    """The workspace as a repository. The fixture unmounts every worktree of it."""
     monkeypatch.setenv("BONOBOFS_BD", str(beads_workspace.bd))
     place = beads_workspace.directory
     (place / "a.md").write_text("one\n")

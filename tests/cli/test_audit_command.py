@@ -290,7 +290,7 @@ def test_hosts_with_a_shared_database_share_their_history(
 
 @pytest.mark.parametrize("command", ["query", "report"])
 def test_an_unknown_filter_value_is_a_usage_error_that_names_the_nearest(mounted: Mounted, command: str) -> None:
-    """A mistyped value is told from one that only found nothing."""
+    """A mistyped value is no empty result."""
     world = mounted(policy=ALLOW_ALL, agent="alice")
     (world.path / "a").write_text("text")
     wrong = {"agent": ("alcie", "did you mean alice?"), "session": ("7", world.session.session)}

@@ -100,8 +100,8 @@ def source(source: Path) -> Path:
 
 
 @contextlib.contextmanager
-def held(world: World, change: Change, delay: str) -> Iterator[None]:
-    """Somebody asks for the change, and a tracer holds the server at the call that makes it; then both are killed."""
+def killed_at(world: World, change: Change, delay: str) -> Iterator[None]:
+    """A program requests the change, and a tracer stops the server at the call that makes it; then both are killed."""
     calls, when = change.calls, change.when
     inject = f"inject={calls}:{delay}={_FOREVER}:when={when}"
     with subprocess.Popen(
@@ -148,7 +148,7 @@ def test_a_kill_after_the_intent_leaves_no_change(mounted: Mounted, source: Path
     change = CHANGES[name]
     before = look(source)
     world = mounted(policy=ALLOW_ALL)
-    with held(world, change, "delay_enter"):
+    with killed_at(world, change, "delay_enter"):
         until(lambda: _intents(world) == [change.operation], "the intent was entered")
     assert look(source) == before
     entries = examine(world, before)
@@ -171,7 +171,7 @@ def test_a_kill_after_the_change_leaves_an_open_intent(
     change = CHANGES[name]
     before = look(source)
     world = mounted(policy=ALLOW_ALL)
-    with held(world, change, "delay_exit"):
+    with killed_at(world, change, "delay_exit"):
         until(lambda: _has_changed(source, before), "the change was made")
     assert _changed(before, look(source))
     entries = examine(world, before)
@@ -185,7 +185,7 @@ def test_a_kill_before_the_intent_leaves_no_change(mounted: Mounted, source: Pat
     change = CHANGES[name]._replace(calls="write", when=1)
     before = look(source)
     world = mounted(policy=ALLOW_ALL)
-    with held(world, change, "delay_enter"):
+    with killed_at(world, change, "delay_enter"):
         until(lambda: _in_call(world.pid), "the server was about to write the intent")
     assert look(source) == before
     assert open_intents(examine(world, before)) == {}

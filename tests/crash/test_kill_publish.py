@@ -11,7 +11,7 @@ import pytest
 
 from bonobofs.audit.reader import read
 from tests.crash.conftest import Examine
-from tests.crash.test_kill_between import Change, held
+from tests.crash.test_kill_between import Change, killed_at
 from tests.support.trees import look
 from tests.support.users import tell
 from tests.support.wait import until
@@ -80,7 +80,7 @@ def test_a_kill_during_publication_leaves_one_complete_file(
     world = mounted(policy=POLICY)
     operation = "link" if step.act is _by_link else "rename"
     change = Change(operation, step.call, lambda top: step.act(top, step.target))
-    with held(world, change, step.delay):
+    with killed_at(world, change, step.delay):
         until(lambda: _is_there(world, step, operation), "the server came to that call")
     assert _content(source / step.target) in step.then
     examine(world, before)

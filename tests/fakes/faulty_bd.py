@@ -1,4 +1,4 @@
-"""A bd that goes wrong where a test wants it to, around whichever bd there is."""
+"""A bd that fails at the point that a test names; it wraps the bd in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guarded workspaces for tests. Whatever a test did, its record must hold when it ends."""
+"""Guarded workspaces for tests. After every test its record must verify."""
 
 from __future__ import annotations
 

@@ -360,7 +360,7 @@ def test_a_write_is_checked_against_role_rules_and_leases_in_order(opened: Opene
     )
     assert done.returncode == 0, done.stderr
     refusal = denied(impl.tools.write_file("src/a.py", "x"))
-    assert (refusal.code, refusal.reason) == (Code.LEASED, "Somebody else has leased this path.")
+    assert (refusal.code, refusal.reason) == (Code.LEASED, "Another agent has leased this path.")
     assert "bob for chain CHAIN-7 until" in refusal.about
     entry = impl.last()
     assert (entry.governance, entry.lock, entry.tool, entry.result) == ("deny", "CHAIN-7", "write_file", "denied")

@@ -65,7 +65,7 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
 
 
 class _NoBeads:
-    """bd is not what these calls are about: whatever comes as far as a turn fails there."""
+    """These calls do not concern bd: a call that reaches the lock fails there."""
 
     def turn(self) -> Any:
         raise TypeError("the call came as far as bd")

@@ -166,7 +166,7 @@ class Rig:
         return look(self._top, without=("trail", "head"))
 
     def wrong(self) -> list[str]:
-        """What the record does not explain, what changed where nothing may, and what nobody foresaw."""
+        """Differences that the record does not explain, changes of protected files, and unexpected errors."""
         self._guard.flush_all()
         now = self.look()
         before, after = ({p[7:]: e for p, e in tree.items() if p.startswith("source/")} for tree in (self.first, now))

@@ -1,7 +1,8 @@
-"""A server in which something fails that nobody foresaw: `python -m tests.mount.failing_server`.
+"""A server with unexpected failures: `python -m tests.mount.failing_server`.
 
-It is the real one, in a process of its own, with its configuration on standard input. A lookup of a name that begins
-with `fail` raises; a name that begins with `fail-later` raises after the reply, and in the next round of tidying up.
+It is the real server in a process of its own, with its configuration on standard input. A lookup of a name that
+begins with `fail` raises; a name that begins with `fail-later` raises after the reply, and in the next round of
+tidying up.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ def test_a_mapping_is_read_and_written_back(place: MakePlace) -> None:
 
 @pytest.mark.root
 def test_root_has_the_kernel_read_further_ahead(own_place: MakePlace) -> None:
-    """A file that is read from end to end is asked for in long pieces; only root may ask the kernel for that."""
+    """The kernel requests a file that is read sequentially in long pieces. Only root may set this."""
     path = str(own_place().path)
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     device = next(line.split()[2] for line in lines if line.split()[4] == path)

@@ -27,7 +27,7 @@ DENY: Final = 'default = "deny"\n[[rule]]\nname = "open"\npaths = ["open/"]\n'
 
 
 def _now(world: Place) -> list[AuditEntry]:
-    """What is on the disk at this moment, nobody having been asked to settle anything."""
+    """The entries on the disk at this moment, without a request to close the batches."""
     return list(read(world.trail))
 
 

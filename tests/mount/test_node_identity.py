@@ -422,7 +422,7 @@ def test_names_of_255_bytes_and_any_bytes_are_names(place: MakePlace) -> None:
 
 @pytest.fixture
 def covering(source: Path) -> Iterator[Callable[[Path, str], None]]:
-    """covering(path, how) mounts a tmpfs, or the directory beside the source, on a directory of the source."""
+    """covering(path, how) mounts a tmpfs, or the directory next to the source, on a directory of the source."""
     covered: list[Path] = []
     beside = source.parent / "beside"
     beside.mkdir()

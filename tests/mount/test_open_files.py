@@ -117,7 +117,7 @@ def test_a_rename_over_an_open_file_leaves_the_old_handle_on_the_old_file(place:
 
 
 def test_a_handle_follows_its_file_through_renames_and_exchanges(place: MakePlace) -> None:
-    """A descriptor belongs to the file, whatever its name is."""
+    """A descriptor belongs to the file, under any name."""
     world = place()
 
     def story() -> None:

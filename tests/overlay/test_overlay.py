@@ -454,8 +454,8 @@ def test_listings_of_both_layers_show_each_name_once(world: Place) -> None:
 
 
 def test_scratch_files_end_with_the_session_unless_kept(place: MakePlace) -> None:
-    """The layer is removed with the session, whatever modes its files have; that of a killed session with the next
-    mount.
+    """The layer is removed with the session, for any modes of its files; that of a killed session with the
+    next mount.
     """
     world = place(policy=POLICY)
 

@@ -41,7 +41,7 @@ def _fill(source: Path) -> None:
 
 
 def test_all_names_of_a_file_lead_to_the_copy_after_copy_up(world: Place) -> None:
-    """Data written under one name is read under that name, whichever the kernel looked up first."""
+    """Data written under one name is read under the other, in any order of lookups."""
 
     def story() -> None:
         first, second = world.path / "build/deps/app", world.path / "build/app"

@@ -64,7 +64,7 @@ Act = Callable[[Path], object]
 
 
 def _act(chance: random.Random) -> tuple[str, Act]:
-    """One thing to do, below whichever directory it is given."""
+    """One random operation below the given directory."""
 
     def place() -> str:
         return "/".join(chance.choice(NAMES) for _ in range(chance.choice((1, 1, 2, 2, 3))))

@@ -158,7 +158,7 @@ def refusal_by(rule: dict[str, Any], parts: list[str], kind: Kind, context: Cont
 
 
 def is_temporary(document: dict[str, Any], parts: list[str], request: Request, context: Context) -> bool:
-    """Whether the request is for a name that is held apart until it is renamed, unless a rule admits it."""
+    """Whether the request is for a name that is staged until it is renamed, unless a rule allows it."""
     if context.in_source or request.kind not in (Kind.FILE, Kind.SYMLINK) or not parts:
         return False
     if parts[-1] == "4913" or parts[-1][-1:] == "~":

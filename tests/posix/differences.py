@@ -67,7 +67,7 @@ PORTABLE: Final[Differences] = {
     "special.fifo": {
         "by its other name": (b"", _NAMES),
         "without a name": (b"", _NAMES),
-        **_are("ESTALE", "libfuse keeps a removed file only where it was told that it is open", "fstat", "its links"),
+        **_are("ESTALE", "libfuse keeps a removed file only if it knows that it is open", "fstat", "its links"),
     },
 }
 """Through the portable transport, likewise."""

@@ -32,7 +32,7 @@ CODES: Final = frozenset(Code)
 
 
 class _Any:
-    """Equal to whatever comes out; only the worlds are compared with each other."""
+    """Equal to every value; only the worlds are compared with each other."""
 
     def __repr__(self) -> str:
         return "anything"

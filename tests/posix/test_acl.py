@@ -32,7 +32,7 @@ def _order(entry: tuple[int, int, int]) -> tuple[int, int]:
 
 @case()
 def test_list_and_mode(see: See) -> None:
-    """A list is told as it was set, and its mask is the group part of the mode."""
+    """A list is returned as it was set, and its mask is the group part of the mode."""
     make("a.md", mode=0o600)
     given = acl(f"u::rw-,u:{ANNA.uid}:rw-,g::r--,g:{CLUB}:r--,m::rw-,o::---")
     see("none at first", "ENODATA", os.getxattr, "a.md", ACCESS)
@@ -133,7 +133,7 @@ def test_plain_defaults(see: See) -> None:
 
 @case()
 def test_by_descriptor(see: See) -> None:
-    """Lists are set and told through descriptors too."""
+    """Lists are set and read through descriptors too."""
     make("a.md")
     given = acl(f"u::rw-,u:{ANNA.uid}:---,g::r--,m::r--,o::r--")
     with opened("a.md") as fd:

@@ -81,7 +81,7 @@ def test_made_and_removed(see: See) -> None:
 
 @case()
 def test_opened_while_removed(see: See) -> None:
-    """O_CREAT opens or makes, whatever another removes meanwhile; what is open can be used."""
+    """O_CREAT opens or creates while another process removes the name; an open file can be used."""
 
     def use() -> set[object]:
         def once() -> int:
@@ -101,7 +101,7 @@ def test_opened_while_removed(see: See) -> None:
 
 @case()
 def test_made_while_its_directory_moves(see: See) -> None:
-    """What is made below a directory descriptor is there, under whatever name the directory goes meanwhile."""
+    """A file created below a directory descriptor is there, under any present name of the directory."""
     os.makedirs("d/e")
     make("d/e/kept.md", b"kept")
 

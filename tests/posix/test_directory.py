@@ -56,7 +56,7 @@ def test_mkdir(see: See) -> None:
 
 @case()
 def test_mkdir_modes(see: See) -> None:
-    """Modes of directories arrive as asked; set-id bits do not come by mkdir."""
+    """Directories get the requested mode; mkdir does not set set-id bits."""
     os.umask(0)
     for number in (0o000, 0o111, 0o500, 0o700, 0o755, 0o777, 0o1777):
         os.mkdir(f"{number:o}", number)
@@ -163,7 +163,7 @@ def test_crowd(see: See) -> None:
 
 @case()
 def test_small_buffers(see: See) -> None:
-    """A directory is the same whatever room its reader gives."""
+    """A listing is the same for every buffer size."""
     os.mkdir("d")
     made = [f"{'n' * (number % 90)}-{number}.md" for number in range(200)]
     for name in made:
@@ -196,7 +196,7 @@ def test_two_streams(see: See) -> None:
 
 @case()
 def test_interrupted_reader(see: See) -> None:
-    """A reader that stops on its way goes on where it was, whatever else was opened and read meanwhile."""
+    """A reader that pauses continues at its position, after other files were opened and read."""
     os.mkdir("d")
     made = sorted(f"{'n' * 100}-{number}.md" for number in range(800))
     for name in made:
@@ -232,7 +232,7 @@ def test_removal_while_reading(see: See) -> None:
 
 @case()
 def test_changes_while_reading(see: See) -> None:
-    """What stays in a directory is read once, whatever else comes and goes meanwhile."""
+    """Each remaining entry is read once while others are created and removed."""
     os.mkdir("d")
     for number in range(400):
         make(f"d/stays-{number}.md")

@@ -101,7 +101,7 @@ def test_running(see: See) -> None:
 
 @case(root=True)
 def test_rights(see: See) -> None:
-    """Who has no executable bit does not run it; root needs one of anybody."""
+    """A user without an executable bit cannot run it; root needs any one of the bits."""
     see("create", None, make, "a.md", SCRIPT)
     for number, root, anna in ((0o755, 7, 7), (0o744, 7, "EACCES"), (0o644, "EACCES", "EACCES"), (0o645, 7, 7)):
         see(f"chmod {number:o}", None, os.chmod, "a.md", number)

@@ -80,7 +80,7 @@ def test_other_kinds_linked(see: See) -> None:
 
 @case()
 def test_followed_link(see: See) -> None:
-    """linkat follows a symlink only when asked to."""
+    """linkat follows a symlink only with AT_SYMLINK_FOLLOW."""
     make("a.md")
     os.symlink("a.md", "l.md")
     see("followed", None, linkat, "l.md", "b.md", AT_SYMLINK_FOLLOW)

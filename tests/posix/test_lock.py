@@ -69,7 +69,7 @@ def test_flock_inherited(see: See) -> None:
 
 @case()
 def test_records(see: See) -> None:
-    """Ranges are locked for reading and writing, and what is in the way is told."""
+    """Ranges are locked for reading and writing, and F_GETLK returns the conflicting lock."""
     make("a.md", b"x" * 100)
     with opened("a.md") as fd, opened("a.md", os.O_RDONLY) as reader:
         see("write lock", (fcntl.F_WRLCK, 10, 20), _lock, fd, fcntl.F_SETLK, fcntl.F_WRLCK, 10, 20)

@@ -1,4 +1,4 @@
-"""mmap(2) and msync(2): shared and private mappings, beside read and write."""
+"""mmap(2) and msync(2): shared and private mappings, combined with read and write."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_shared_between_processes(see: See) -> None:
 
 @case()
 def test_private(see: See) -> None:
-    """What is written to a private mapping is nobody else's."""
+    """No other process sees writes to a private mapping."""
     make("a.md", b"content" + bytes(PAGE))
     both = mmap.PROT_READ | mmap.PROT_WRITE
     with opened("a.md", os.O_RDONLY) as fd, mmap.mmap(fd, PAGE, mmap.MAP_PRIVATE, both) as view:
@@ -149,7 +149,7 @@ def test_stamps(see: See) -> None:
 
 @case()
 def test_mapped_after_rights_are_gone(see: See) -> None:
-    """A mapping made before the rights were taken is written back all the same."""
+    """A mapping made before the rights were removed is still written back."""
     make("a.md", b"x" * PAGE)
     with opened("a.md") as fd, mmap.mmap(fd, PAGE, mmap.MAP_SHARED) as view:
         os.chmod("a.md", 0)

@@ -33,7 +33,7 @@ EXECUTABLE = (0o100, 0o755, 0o777, 0o711, 0o610, 0o601)
 
 @case()
 def test_bits(see: See) -> None:
-    """Every bit that is set is told."""
+    """stat returns every bit that is set."""
     make("a.md")
     for number in PLAIN:
         see(f"chmod {number:o}", None, os.chmod, "a.md", number)
@@ -110,7 +110,7 @@ def test_owner_given_to_itself(see: See) -> None:
 
 @case(root=True)
 def test_owners(see: See) -> None:
-    """root gives files, directories, symlinks and FIFOs to anybody."""
+    """root gives files, directories, symlinks and FIFOs to any user."""
     make("a.md")
     os.mkdir("d")
     os.symlink("a.md", "l.md")
@@ -149,7 +149,7 @@ def test_mode_by_others(see: See) -> None:
 
 @case(root=True)
 def test_owner_by_others(see: See) -> None:
-    """An owner may give a file to a group of his own, and to nobody else."""
+    """An owner may give a file to one of the owner's groups, and to no other group."""
     make("a.md")
     os.chown("a.md", *ANNA[:2])
     path = see.at / "a.md"
@@ -208,7 +208,7 @@ def _after(see: See, what: str, number: int, user: User) -> str:
 
 @case(root=True)
 def test_set_id_bits_go_with_writing(see: See) -> None:
-    """Whatever an ordinary user changes in a file takes set-user-id and set-group-id, and leaves the sticky bit."""
+    """Every change by an ordinary user clears set-user-id and set-group-id, and keeps the sticky bit."""
     make("source.md", b"z" * 100)
     for what in _changes():
         see(what, "0777", _after, see, what, 0o6777, ANNA)
@@ -217,7 +217,7 @@ def test_set_id_bits_go_with_writing(see: See) -> None:
 
 @case(root=True)
 def test_set_id_bits_without_execution_go_with_writing(see: See) -> None:
-    """Set-user-id goes; set-group-id stays for members of the group, and since Linux 6.2 for nobody else."""
+    """Set-user-id is cleared; set-group-id stays for members of the group, and since Linux 6.2 for no other user."""
     make("source.md", b"z" * 100)
     for what in _changes():
         see(what, ANY, _after, see, what, 0o6666, ANNA)
@@ -273,7 +273,7 @@ def test_set_id_bits_go_with_the_owner(see: See) -> None:
 
 @case(root=True)
 def test_capabilities_go_with_writing(see: See) -> None:
-    """A write takes a file's capabilities, whoever writes."""
+    """A write by any user clears a file's capabilities."""
     capability = struct.pack("<IIIII", 0x02000001, 1 << 10, 0, 0, 0)
     for what, change in (
         ("write", lambda: write("a.md", b"x")),

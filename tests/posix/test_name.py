@@ -92,7 +92,7 @@ def test_other_endings(see: See) -> None:
 
 @case()
 def test_length(see: See) -> None:
-    """255 bytes are the longest name, whatever it names."""
+    """255 bytes are the longest name, for every kind of file."""
     long, longer = "x" * 252 + ".md", "x" * 253 + ".md"
     see("create", None, make, long, b"long")
     see("read", b"long", read, long)

@@ -42,7 +42,7 @@ def test_create(see: See) -> None:
 
 @case()
 def test_create_modes(see: See) -> None:
-    """Each mode without an executable bit arrives as asked."""
+    """A file gets each requested mode without an executable bit."""
     for number in (0o000, 0o200, 0o400, 0o444, 0o600, 0o644, 0o604, 0o620, 0o4644, 0o2644, 0o1644):
         os.umask(0)
         see(f"create {number:o}", None, make, f"{number:o}.md", b"", number)
@@ -75,7 +75,7 @@ def test_umask(see: See) -> None:
 
 @case()
 def test_exclusive(see: See) -> None:
-    """O_EXCL refuses every name that exists, whatever it is."""
+    """O_EXCL refuses every existing name, of every kind."""
     make("a.md", b"kept")
     os.mkdir("d")
     os.symlink("nowhere.md", "dangling.md")
@@ -119,7 +119,7 @@ def test_truncating_is_seen_by_who_reads(see: See) -> None:
 
 @case()
 def test_appending(see: See) -> None:
-    """O_APPEND writes at the end, wherever the offset stands and whoever wrote meanwhile."""
+    """O_APPEND writes at the end, for any offset and after writes of others."""
     make("a.md", b"one ")
     with opened("a.md", os.O_RDWR | os.O_APPEND) as one, opened("a.md", os.O_WRONLY | os.O_APPEND) as two:
         os.write(one, b"two ")
@@ -229,7 +229,7 @@ def test_descriptor_rights(see: See) -> None:
 
 @case()
 def test_writable_though_its_mode_is_not(see: See) -> None:
-    """Who creates a file may write through that descriptor, whatever the mode forbids afterwards."""
+    """The creator of a file may write through that descriptor, for any mode afterwards."""
     with opened("a.md", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o444) as fd:
         see("write", 4, os.write, fd, b"data")
         see("read", b"data", reread, fd, 10, 0)
@@ -258,7 +258,7 @@ def test_rights_taken_from_an_open_file(see: See) -> None:
 
 @case()
 def test_relative_to_a_descriptor(see: See) -> None:
-    """openat and its like work below a directory that is held, under whatever name it has by now."""
+    """openat and similar calls work below an open directory, under any present name of it."""
     os.mkdir("d")
     with opened("d", os.O_RDONLY | os.O_DIRECTORY) as fd:
         see("create", None, lambda: os.close(os.open("a.md", NEW, 0o644, dir_fd=fd)))
@@ -326,7 +326,7 @@ def test_many_at_once(see: See) -> None:
 
 @case()
 def test_created_again_and_again(see: See) -> None:
-    """A name that is removed and made anew is a new file every time."""
+    """A name that is removed and created again is a new file every time."""
     found: list[object] = []
     for number in range(50):
         make("a.md", b"%d" % number)

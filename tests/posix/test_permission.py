@@ -105,7 +105,7 @@ def test_directories(see: See) -> None:
 
 
 def _without_moves(seen: list[object]) -> list[object]:
-    """The outcomes but for those whose error depends on what is asked first."""
+    """The outcomes, without those whose error depends on the order of the checks."""
     return seen[:4] + seen[6:]
 
 
@@ -143,7 +143,7 @@ def test_closed_above(see: See) -> None:
 
 @case()
 def test_closed_directory_renamed(see: See) -> None:
-    """A directory that nobody may enter can be renamed by its owner."""
+    """The owner can rename a directory that no user may enter."""
     os.mkdir("d", 0o000)
     see("rename", None, os.rename, "d", "e")
     see("listed", ["e"], names, see.at)
@@ -178,7 +178,7 @@ def _bind(directory: Path, name: str) -> None:
 
 @case(root=True)
 def test_kept_though_unwritable(see: See) -> None:
-    """A user who makes a read-only file writes it through that descriptor, and nobody opens it again."""
+    """A user who creates a read-only file writes it through that descriptor, and cannot open it again."""
     os.mkdir("d")
     os.chmod("d", 0o777)
 
@@ -371,7 +371,7 @@ def test_real_and_effective(see: See) -> None:
 
 @case(root=True)
 def test_out_of_reach(see: See) -> None:
-    """Nothing below a directory that cannot be searched is told."""
+    """No call returns information on files below a directory without search permission."""
     os.makedirs("d/e")
     make("d/e/a.md")
     os.chmod("d", 0o700)

@@ -178,7 +178,7 @@ def test_without_replacing(see: See) -> None:
 
 @case()
 def test_exchange(see: See) -> None:
-    """RENAME_EXCHANGE swaps two names, whatever they are."""
+    """RENAME_EXCHANGE swaps two names, of any kinds."""
     os.makedirs("one/d")
     os.makedirs("two/e.md/f")
     make("one/a.md", b"a")
@@ -289,7 +289,7 @@ def test_stamps(see: See) -> None:
 
 @case()
 def test_write_and_replace(see: See) -> None:
-    """A hundred times written beside and renamed over: readers see the one or the other, whole."""
+    """A hundred times written to a second file and renamed over: readers see one or the other, complete."""
     make("a.md", b"0" * 1000)
     seen = []
     for number in range(1, 100):

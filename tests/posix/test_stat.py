@@ -1,4 +1,4 @@
-"""stat(2), utimensat(2), statvfs(3): what is told about a file, and the times that can be set."""
+"""stat(2), utimensat(2), statvfs(3): the attributes of a file, and the times that can be set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.syscalls import (
 
 @case()
 def test_inode_stays(see: See) -> None:
-    """An inode number is the file's for its life, by whatever way it is asked."""
+    """An inode number is constant for the life of a file, by every way of reading it."""
     make("a.md", b"content")
     os.mkdir("d")
     number = inode("a.md")
@@ -208,7 +208,7 @@ def test_file_system(see: See) -> None:
 
 @case()
 def test_missing_then_made(see: See) -> None:
-    """A name that was asked for in vain is there once it is made, by whatever call."""
+    """A name that was looked up in vain is there after its creation, by any call."""
     makers: dict[str, Callable[[], object]] = {
         "open.md": lambda: make("open.md"),
         "mkdir": lambda: os.mkdir("mkdir"),

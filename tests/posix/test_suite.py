@@ -1,4 +1,4 @@
-"""The suite itself: a difference that nobody has listed is found, and so is a listed one that is gone."""
+"""The suite itself: it finds an unlisted difference, and a listed one that does not occur."""
 
 from __future__ import annotations
 

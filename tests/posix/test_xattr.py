@@ -15,7 +15,7 @@ def _names(path: str) -> list[str]:
 
 @case()
 def test_attributes(see: See) -> None:
-    """An attribute is set, told, listed and removed."""
+    """An attribute is set, read, listed and removed."""
     make("a.md", b"content")
     os.mkdir("d")
     for name in ("a.md", "d"):

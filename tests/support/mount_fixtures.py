@@ -152,7 +152,7 @@ class Traffic:
         self._notes = notes
 
     def settle(self) -> None:
-        """Return when the kernel has been told of all that was changed behind the mount until now."""
+        """Return when the server has notified the kernel of every external change until now."""
         last = self.source / ".last"
         for change in (last.touch, last.unlink):
             before = self._told_of(last.name)
@@ -185,7 +185,7 @@ class Traffic:
         ]
 
     def notices(self) -> list[str]:
-        """What the kernel was told of the server's own accord, so far."""
+        """The notifications of the server to the kernel, so far."""
         return [note["notice"] for note in self.notes() if "notice" in note]
 
     def opcodes(self, call: Callable[..., object], *args: object) -> list[str]:
@@ -255,7 +255,7 @@ def traffic(home: Path, source: Path, tmp_path: Path) -> Iterator[Traffic]:
 
 
 class Commons(NamedTuple):
-    """A directory and, beside it, a mount: both are open to every user, and alike at first."""
+    """A directory and a mount of an equal one: both are open to every user."""
 
     bare: Path
     world: World

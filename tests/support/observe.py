@@ -21,7 +21,7 @@ LIMITS: Final = Path("/proc/sys/fs/inotify")
 
 
 def companion_of(pid: int) -> int:
-    """The process beside a server."""
+    """The companion of a server."""
     (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(child)
 

@@ -14,7 +14,7 @@ from bonobofs.policy.request import Operation
 
 
 class Entry(NamedTuple):
-    """Everything that is the same as long as nobody changes it."""
+    """The attributes that stay the same without a change."""
 
     kind: str
     mode: int

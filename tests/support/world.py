@@ -162,7 +162,9 @@ class World:
         assert processes.wait_for_end(self.session.pid, self.session.starttime, 30)
 
     def clear(self) -> list[str]:
-        """End whatever is left, by force where it must be, and say what should not have been left."""
+        """End every process and mount that is left, by force if necessary, and return what should not
+        have been left.
+        """
         wrong = []
         if mounts.at(self.path):
             try:

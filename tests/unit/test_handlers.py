@@ -47,7 +47,7 @@ def _policy(text: str, generation: int = 1) -> Policy:
 
 
 class CountingEnforcer(Enforcer):
-    """The enforcer, with the number of times that it has asked the engine."""
+    """The enforcer, with the number of decisions of the engine."""
 
     decisions = 0
 

@@ -1,4 +1,4 @@
-"""A program that goes on beside the test, and speaks with it in lines."""
+"""A program that runs in parallel with the test, and exchanges lines with it."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Place:
         return self.plain(ran.stdout)
 
     def start(self, *command: str | Path, env: Mapping[str, str] | None = None) -> Beside:
-        """A program that goes on beside the test."""
+        """A program that runs in parallel with the test."""
         started = Beside([str(word) for word in command], self.path, {**self.env, **(env or {})})
         self._started.append(started)
         return started

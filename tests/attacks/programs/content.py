@@ -1,4 +1,4 @@
-"""Every way to change what a file holds, besides write()."""
+"""Every way to change the content of a file, except write()."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept apart is no way in: temporary names and scratch paths bring nothing that the rules refuse."""
+"""Temporary names and scratch paths bring no change into the source that the rules refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call of bd: what it was asked, where it works, and how it answers."""
+"""One call of bd: its arguments, its workspace, and its output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Call:
 
     @property
     def store(self) -> Store:
-        """Opened when it is first needed, and from then on nobody else's."""
+        """Opened at the first use. From then on this call has the lock."""
         if self._store is None:
             self._store = Store(self.workspace)
         return self._store

@@ -97,5 +97,5 @@ def labels(words: list[str]) -> set[str]:
 
 
 def infra(store: Store) -> list[str]:
-    """Types whose issues are made to pass away, and are not listed unless they are asked for."""
+    """Types whose issues are ephemeral, and listed only on request."""
     return [word.strip() for word in store.config.get("types.infra", ",".join(INFRA)).split(",")]

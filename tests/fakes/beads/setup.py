@@ -1,4 +1,4 @@
-"""init, config, where and the commands beside the issues: what they write, and which programs they start."""
+"""init, config, where and other commands without issues: the files that they write and the programs that they start."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def config(call: Call) -> None:
 
 
 def import_(call: Call) -> None:
-    """An upsert: whatever a line says is taken over, over what is there."""
+    """An upsert: each line replaces an existing issue."""
     lines = Path(call.arguments[0]).read_text().splitlines()
     if any(lines) and not call.store.prefix:
         raise Failed(f"import failed: {UNINITIALIZED}")
@@ -151,7 +151,7 @@ def hooks(call: Call) -> None:
 
 
 def mail(call: Call) -> int:
-    """Whatever program the environment or the configuration names, with all that was said after `mail`."""
+    """Run the program that the environment or the configuration names, with all arguments after `mail`."""
     delegate = os.environ.get("BEADS_MAIL_DELEGATE") or call.store.config.get("mail.delegate", "")
     if not delegate:
         raise Failed("no mail delegate configured")

@@ -56,12 +56,12 @@ class Store:
 
     @property
     def prefix(self) -> str:
-        """Of all ids; "" in a database that nobody has initialized, which a call has made where there was none."""
+        """The prefix of all ids; "" in a database without init, which a call has created."""
         return str(self._state["prefix"])
 
     @staticmethod
     def prefix_at(path: Path) -> str:
-        """That of the database that belongs there; nobody has to be waited for to read it."""
+        """The prefix of the database in that directory. It is read without the lock."""
         file = Workspace(path, None, database_name(path)).database / "state.json"
         return str(json.loads(file.read_text())["prefix"]) if file.exists() else ""
 
@@ -86,7 +86,7 @@ class Store:
         return found
 
     def save(self) -> None:
-        """All of this call's changes at once. Who is told to end from now on has succeeded all the same."""
+        """Write all changes of this call together. A SIGTERM from now on does not make the call fail."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _replace(self._file, self._state)
 
@@ -149,7 +149,7 @@ def _replace(path: Path, state: dict[str, Any]) -> None:
 
 
 def _wait(path: Path) -> int:
-    """Have the lock, after as long as it takes. Who is told to end meanwhile says that the database is locked."""
+    """Wait for the lock without limit. On SIGTERM print that the database is locked."""
 
     def told_to_end(*_: object) -> None:
         raise Failed("opening the database: the database is locked by another dolt process", "stderr")
