@@ -177,7 +177,7 @@ def test_a_partly_stored_change_is_reported_in_parts(astray: Beads, faulty: Faul
 
 @pytest.mark.parametrize("flag", ["labels", "description", "type"])
 def test_a_partly_created_issue_is_deleted(astray: Beads, faulty: Faulty, permit: Permit, flag: str) -> None:
-    """It is taken away again, for good."""
+    """It does not appear later."""
     faulty.will("partly", "create", without=(flag,))
     new = NewIssue("new", "bug", labels=("a:b",), description="text")
     with astray.turn() as turn:
@@ -271,7 +271,7 @@ with beads.turn() as turn:
 
 @pytest.fixture
 def kill_a_caller(faulty: Faulty, beads_workspace: Workspace, home: Path) -> Callable[[str, float], None]:
-    """Let somebody create an issue with a bd that goes wrong, and kill that caller, not its bd, while bd is at it."""
+    """Start a caller that creates an issue with a faulty bd, and kill the caller, not its bd, while bd runs."""
 
     def kill(how: str, limit: float) -> None:
         faulty.will(how, "create")
