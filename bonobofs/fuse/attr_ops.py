@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from bonobofs.enforcement.authorizer import Admission, Head, RelatedChange
+from bonobofs.enforcement.authorizer import Admission, RelatedChange
 from bonobofs.errors import ProtocolError, os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
@@ -18,9 +18,11 @@ from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.fd_cache import W, duplicates
 from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.lookup_ops import LookupOps
-from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, Reply
+from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, MountContext, Reply
 from bonobofs.fuse.overlay import NAME
+from bonobofs.fuse.overlay_ops import OverlayOps
 from bonobofs.fuse.slices import Steps, finished
+from bonobofs.fuse.temp_files import TempFileOps
 from bonobofs.ipc.codec import decode_planned_change, encode_decision
 from bonobofs.policy.decision import Decision, Layer, Permit, as_document
 from bonobofs.policy.engine import decide_move
@@ -60,12 +62,16 @@ _WHY_NAME: Final = WHY + b"."
 _NO_NAMES: Final = ("", ".", "..")
 
 
-class AttrOps(LookupOps):
+class AttrOps:
     """Handlers that read and change attributes."""
 
-    def _attr_handlers(self) -> dict[int, Handler]:
+    def __init__(self, mount: MountContext, staged: TempFileOps, layers: OverlayOps, lookups: LookupOps) -> None:
+        self._mount: Final = mount
+        self._staged: Final = staged
+        self._layers: Final = layers
+        self._lookups: Final = lookups
         o = p.Opcode
-        return {
+        self.handlers: Final[dict[int, Handler]] = {
             o.SETATTR: self._setattr,
             o.GETXATTR: self._getxattr,
             o.SETXATTR: self._setxattr,
@@ -76,28 +82,29 @@ class AttrOps(LookupOps):
     def _setattr(self, header: Header, body: memoryview) -> Reply:
         fields = p.SETATTR_IN.unpack_from(body)
         valid: int = fields[0]
-        known = None if valid & ~(_TIMES | _ATIME_NOW | _MTIME_NOW) else self._nodes.get(header.node_id)
+        known = None if valid & ~(_TIMES | _ATIME_NOW | _MTIME_NOW) else self._mount.nodes.get(header.node_id)
         if known is not None and known.store.place:
             return self._refresh_object(known)
-        node = self._node_to_change(header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES))
+        node = self._mount.node_to_change(
+            header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES)
+        )
         st = node.store.stat(node, changing=True)
-        self._check_external(node, st)
+        self._mount.check_external(node, st)
         # Bytes that the truncation frees; st_blocks counts units of 512.
-        is_long = bool(valid & _SIZE) and self._is_long(min(st.st_size - fields[3], st.st_blocks * 512))
-        path, kind = self._inodes.path(node), kind_of(st.st_mode)
-        changes = _attribute_changes(self._layer_context(node), kind, st, valid, fields)
+        is_long = bool(valid & _SIZE) and self._mount.is_long(min(st.st_size - fields[3], st.st_blocks * 512))
+        path, kind = self._mount.path(node), kind_of(st.st_mode)
+        changes = _attribute_changes(self._mount.layer_context(node), kind, st, valid, fields)
         if not changes:
-            return self._attr_times + self._attr(node, st)
+            return self._mount.attr_times + self._mount.attr(node, st)
         permits = []
         for operation, context in changes:
-            node, st, permit = self._resolve(header, node, Request(operation, path, kind), st, context)
+            change = RelatedChange(Request(operation, path, kind), context)
+            node, st, permit = self._layers.resolve(header, node, st, change)
             permits.append(permit)
         request = Request(changes[0][0], path, kind)
         if valid & _SIZE and node.layer is Layer.SCRATCH:
-            self._check_quota(header, request, node.ino, fields[3])
-        admission = self._enforcer.authorize(
-            request, *permits, caller=self._caller(header), details=_details(valid, fields), layer=node.layer
-        )
+            self._layers.check_quota(header, request, node.ino, fields[3])
+        admission = self._mount.authorize(header, request, *permits, details=_details(valid, fields), layer=node.layer)
         steps = self._set_attributes(header, node, st, valid, fields, admission, path)
         return steps if is_long else finished(steps)
 
@@ -109,12 +116,12 @@ class AttrOps(LookupOps):
         """
         if not node.name.endswith(b".pack"):
             raise os_error(errno.EROFS)
-        return bytes(p.ATTR_OUT.size) + self._attr(node, node.store.stat(node))
+        return bytes(p.ATTR_OUT.size) + self._mount.attr(node, node.store.stat(node))
 
     def _mark_own_attributes(self, node: Node, st: os.stat_result) -> None:
         node.fingerprint = fingerprint_of(st)
         if node.is_dir and not node.layer:
-            self._own_effects.note_attributes(st)
+            self._mount.own_effects.note_attributes(st)
 
     def _set_attributes(
         self,
@@ -129,15 +136,15 @@ class AttrOps(LookupOps):
         with admission as permit:
             if valid & _SIZE:
                 with duplicates(node.store.file(node, W)) as (fd,):
-                    yield from self._make_in_thread(node, lambda: node.store.truncate(fd, fields[3], permit))
+                    yield from self._mount.make_in_thread(node, lambda: node.store.truncate(fd, fields[3], permit))
                     if valid & _KILL_SUIDGID and st.st_mode & SET_IDS:
-                        self._kill_set_ids(header, node, fd, st, permit)
+                        self._mount.kill_set_ids(header, node, fd, st, permit)
             self._set_others(node, valid, fields, permit)
         st = node.store.recent_stat(node)
         self._mark_own_attributes(node, st)
         if valid & _SIZE:
-            self._note_size(node, path)
-        return self._attr_times + self._attr(node, st)
+            self._layers.note_size(node, path)
+        return self._mount.attr_times + self._mount.attr(node, st)
 
     def _set_others(self, node: Node, valid: int, fields: tuple[int, ...], permit: Permit) -> None:
         """Set owner, mode and times."""
@@ -159,17 +166,17 @@ class AttrOps(LookupOps):
         value = bytes(body[start : start + size])
         if len(value) != size:
             raise ProtocolError("SETXATTR is shorter than it says")
-        node = self._node_to_change(header, Operation.SET_XATTR)
-        path = self._inodes.path(node)
+        node = self._mount.node_to_change(header, Operation.SET_XATTR)
+        path = self._mount.path(node)
         if name.startswith(_OURS):
-            self._refuse_virtual(header, Operation.SET_XATTR, path)
+            self._mount.refuse_virtual(header, Operation.SET_XATTR, path)
         st = node.store.stat(node, changing=True)
         kind = kind_of(st.st_mode)
         operation, mode = Operation.SET_XATTR, -1
         if name == _ACL and kind is Kind.FILE:
             operation, mode = Operation.SET_MODE, _mode_of_acl(value, stat.S_IMODE(st.st_mode))
-        context = self._layer_context(node)._replace(mode=mode)
-        self._check_external(node, st)
+        context = self._mount.layer_context(node)._replace(mode=mode)
+        self._mount.check_external(node, st)
         node.has_no_xattrs = False
 
         def effect(node: Node, permit: Permit) -> None:
@@ -193,14 +200,14 @@ class AttrOps(LookupOps):
     ) -> bytes:
         """Make a change after which the attribute `name` has `size` bytes, or is gone if `size` is negative."""
         request = change.request
-        node, _, permit = self._resolve(header, node, request, st, change.context)
+        node, _, permit = self._layers.resolve(header, node, st, change)
         growth = node.store.xattr_growth(node, name, size if size >= 0 else -len(name))
         self._check_xattr_space(header, node, request, growth)
         details = {"name": os.fsdecode(name)}
-        with self._enforcer.authorize(request, permit, caller=self._caller(header), details=details, layer=node.layer):
+        with self._mount.authorize(header, request, permit, details=details, layer=node.layer):
             effect(node, permit)
         if node.layer is Layer.SCRATCH:
-            self._overlay.sizes.set_size(node.ino, request.path, attributes=growth)
+            self._mount.overlay.sizes.set_size(node.ino, request.path, attributes=growth)
         self._mark_own_attributes(node, node.store.stat(node))
         return NOTHING
 
@@ -209,23 +216,25 @@ class AttrOps(LookupOps):
         if growth <= 0:
             return
         if node.layer is Layer.SCRATCH:
-            self._check_quota(header, request, more=growth)
+            self._layers.check_quota(header, request, more=growth)
         if header.uid or node.layer:
-            self._check_free_space(header, node, request, max(growth, NAME))
+            self._layers.check_free_space(header, node, request, max(growth, NAME))
 
     def _removexattr(self, header: Header, body: memoryview) -> Reply:
         (name,) = p.strings(body, 1)
-        node = self._node_to_change(header, Operation.REMOVE_XATTR)
-        path = self._inodes.path(node)
+        node = self._mount.node_to_change(header, Operation.REMOVE_XATTR)
+        path = self._mount.path(node)
         if name.startswith(_OURS):
-            self._refuse_virtual(header, Operation.REMOVE_XATTR, path)
+            self._mount.refuse_virtual(header, Operation.REMOVE_XATTR, path)
         st = node.store.stat(node, changing=True)
-        self._check_external(node, st)
+        self._mount.check_external(node, st)
 
         def effect(node: Node, permit: Permit) -> None:
             node.store.remove_xattr(node, name, permit)
 
-        change = RelatedChange(Request(Operation.REMOVE_XATTR, path, kind_of(st.st_mode)), self._layer_context(node))
+        change = RelatedChange(
+            Request(Operation.REMOVE_XATTR, path, kind_of(st.st_mode)), self._mount.layer_context(node)
+        )
         return self._change_xattr(header, node, change, st, name, -1, effect)
 
     def _getxattr(self, header: Header, body: memoryview) -> Reply:
@@ -233,18 +242,18 @@ class AttrOps(LookupOps):
         (name,) = p.strings(body[p.GETXATTR_IN.size :], 1)
         if header.node_id >= virtual_dir.FIRST_ID:
             raise os_error(errno.ENODATA)
-        node = self._attribute_node(self._node(header.node_id))
+        node = self._mount.attribute_node(self._mount.node(header.node_id))
         if name.startswith(_WHY_NAME):
             return _sized_reply(self._why_name(header, name[len(_WHY_NAME) :]), size)
         if (node.has_no_xattrs and name == _CAPABILITY) or (node.store.place and name != WHY):
             raise OSError(errno.ENODATA, "")  # the kernel requests it before the first write to each file
-        value = self._why(node, self._inodes.path(node)) if name == WHY else node.store.get_xattr(node, name)
+        value = self._why(node, self._mount.path(node)) if name == WHY else node.store.get_xattr(node, name)
         return _sized_reply(value, size)
 
     def explain(self, document: dict[str, Any]) -> dict[str, Any]:
         """Answer EXPLAIN: the decision, and the operation that it is about. OSError: the path cannot be looked up."""
         change = decode_planned_change(document)
-        user = os.geteuid() if self.repository is None else self.repository.person.uid
+        user = os.geteuid() if self._mount.repository is None else self._mount.repository.person.uid
         with self._looked_up(Header(p.ROOT_ID, user, 0, 0, 0), change.path.rstrip("/")) as node:
             request, decision = self._explain(node, change)
         return {"operation": request.operation, **encode_decision(decision)}
@@ -252,7 +261,7 @@ class AttrOps(LookupOps):
     @contextmanager
     def _looked_up(self, header: Header, path: str) -> Iterator[Node | None]:
         """Look up a path below the header's directory, without following symlinks; None: the path has no file."""
-        node, references = self._node(header.node_id), list[int]()
+        node, references = self._mount.node(header.node_id), list[int]()
         try:
             for name in path.split("/") if path else ():
                 number = 0
@@ -262,16 +271,16 @@ class AttrOps(LookupOps):
                     yield None
                     return
                 references.append(number)
-                node = self._node(number)
+                node = self._mount.node(number)
             yield node
         finally:
             for number in references:
-                self._forget_node(number, 1)
+                self._mount.forget_node(number, 1)
 
     def _look_up(self, header: Header, name: bytes) -> int:
         """Return the node id of a name with one more reference; 0: there is no file, or it is in `.bonobofs`."""
         try:
-            entry = self._lookup(header, memoryview(name + b"\0"))
+            entry = self._lookups.lookup(header, memoryview(name + b"\0"))
         except FileNotFoundError:
             return 0
         assert isinstance(entry, bytes)
@@ -281,23 +290,21 @@ class AttrOps(LookupOps):
     def _explain(self, node: Node | None, change: PlannedChange) -> tuple[Request, Decision]:
         st = None if node is None else node.store.stat(node)
         kind = None if st is None else kind_of(st.st_mode)
-        existing = NO_FACTS if node is None else self._layer_context(node)
+        existing = NO_FACTS if node is None else self._mount.layer_context(node)
         size = 0 if st is None else st.st_size
-        request, context = change.request(kind, size, existing, privileged=self._source.privileged)
+        request, context = change.request(kind, size, existing, privileged=self._mount.source.privileged)
         if node is not None and st is not None and kind is Kind.FILE:
-            context = self._with_foreign_names(node, st, request.operation, context)
-        decision = self._enforcer.explain(request, context, change.role)
+            context = self._mount.with_foreign_names(node, st, request.operation, context)
+        decision = self._mount.enforcer.explain(request, context, change.role)
         if change.to is None:
             return request, decision
-        arriving = Request(request.operation, WorkspacePath(change.to), request.kind)
-        context, head = (NO_FACTS, None) if node is None or st is None else self._arriving_context(node, st)
-        decisions = [decision, self._enforcer.explain(arriving, context, change.role, head)]
+        arriving = RelatedChange(Request(request.operation, WorkspacePath(change.to), request.kind), existing)
+        if node is not None and node.kind in (Kind.FILE, Kind.SYMLINK):
+            in_source = node.layer is not Layer.STAGED
+            arriving = self._staged.arriving_change(node, arriving.request, in_source=in_source)
+        verdict = self._mount.enforcer.explain(arriving.request, arriving.context, change.role, arriving.head)
+        decisions = [decision, verdict]
         return request, decide_move(request.path, request.operation, decisions)
-
-    def _arriving_context(self, node: Node, st: os.stat_result) -> tuple[Context, Head | None]:
-        if node.kind in (Kind.FILE, Kind.SYMLINK):
-            return self._new_context(node, st, in_source=node.layer is not Layer.STAGED, held=False)
-        return self._layer_context(node), None
 
     def _why(self, node: Node | None, path: WorkspacePath) -> bytes:
         """Return the decision about a write to the path, as JSON. Programs can read it before they write."""
@@ -309,20 +316,20 @@ class AttrOps(LookupOps):
 
         Raises: ENOTDIR if the node is no directory, EINVAL or ENAMETOOLONG if the name is invalid.
         """
-        parent = self._node(header.node_id)
+        parent = self._mount.node(header.node_id)
         if not parent.is_dir:
             raise os_error(errno.ENOTDIR)
         text = os.fsdecode(name)
         if text in _NO_NAMES or b"/" in name:
             raise os_error(errno.EINVAL)
         with self._looked_up(header, text) as node:
-            return self._why(node, self._inodes.join(parent, name))
+            return self._why(node, self._mount.join(parent, name))
 
     def _listxattr(self, header: Header, body: memoryview) -> Reply:
         size, _ = p.GETXATTR_IN.unpack_from(body)
         if header.node_id >= virtual_dir.FIRST_ID:
             return _sized_reply(b"", size)
-        node = self._attribute_node(self._node(header.node_id))
+        node = self._mount.attribute_node(self._mount.node(header.node_id))
         found = [] if node.store.place else node.store.list_xattrs(node)
         if header.uid != 0:
             found = [name for name in found if not name.startswith("trusted.")]

@@ -28,10 +28,15 @@ from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import PolicyError, TrailError
 from bonobofs.fuse.companion_supervisor import Companion
 from bonobofs.fuse.diagnostics import Diagnostics
-from bonobofs.fuse.dispatch import Operations
 from bonobofs.fuse.external_changes import ExternalChanges, Suspect
 from bonobofs.fuse.git_grants import GitGrants
-from bonobofs.fuse.mount_context import UNCACHED_SECONDS, UNWATCHED_SECONDS, WATCHED_SECONDS, Notifications
+from bonobofs.fuse.mount_context import (
+    UNCACHED_SECONDS,
+    UNWATCHED_SECONDS,
+    WATCHED_SECONDS,
+    MountContext,
+    Notifications,
+)
 from bonobofs.ipc.channel import Message
 from bonobofs.ipc.codec import decode_denied, decode_request, encode_decision, encode_denied
 from bonobofs.ipc.message_kinds import CompanionStatus, MessageKind
@@ -329,7 +334,7 @@ class CompanionRequests:
         self,
         companion: Companion | None,
         status: CompanionStatus,
-        operations: Operations,
+        mount: MountContext,
         authorization: RemoteAuthorization,
         enforcer: Enforcer,
         config: SessionConfig,
@@ -345,8 +350,8 @@ class CompanionRequests:
         self._saved_leases_state: str | None = None
         self._is_restarted: Final = config.companion is not None
         self._reload_pending = False
-        self._operations: Final = operations
-        self._external: Final = operations.external_changes
+        self._mount: Final = mount
+        self._external: Final = mount.external_changes
         self._enforcer: Final = enforcer
         self._trail: Final[Trail] = enforcer.trail
         self._diagnostics: Final = diagnostics
@@ -360,7 +365,7 @@ class CompanionRequests:
         self._caches: str | None = None
         """Why the kernel caches nothing; None: it may cache."""
         if status.watch:
-            operations.set_cache_timeout(UNWATCHED_SECONDS)
+            mount.set_cache_timeout(UNWATCHED_SECONDS)
         self._save()
 
     def on_readable(self) -> bool:
@@ -560,7 +565,7 @@ class CompanionRequests:
         self._save()
 
     def _set_cache_timeout(self) -> None:
-        self._operations.set_cache_timeout(
+        self._mount.set_cache_timeout(
             UNCACHED_SECONDS if self._caches else UNWATCHED_SECONDS if self._watch else WATCHED_SECONDS
         )
 
@@ -591,7 +596,7 @@ class CompanionRequests:
             self._reject_policy(origin, str(error))
             return
         compiled = compiled.with_tracked(Tracked(tracked) if tracked else None)
-        self._enforcer.change_policy(compiled if self._operations.repository is None else compiled.with_repository())
+        self._enforcer.change_policy(compiled if self._mount.repository is None else compiled.with_repository())
         self._policy = policy
         if self._companion is not None:
             document = {"policy": policy, "generation": compiled.generation}

@@ -12,11 +12,12 @@ from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.layer_store import Entry
-from bonobofs.fuse.mount_context import NOTHING, Handler, Header, Reply
+from bonobofs.fuse.mount_context import NOTHING, Handler, Header, MountContext, Reply
 from bonobofs.fuse.overlay import UpperDir
-from bonobofs.fuse.overlay_ops import inode_number
+from bonobofs.fuse.overlay_ops import OverlayOps, inode_number
 from bonobofs.fuse.session_git_dir import NAME as GIT
 from bonobofs.fuse.session_git_dir import BranchMirrorOps
+from bonobofs.fuse.temp_files import TempFileOps
 
 FIRST_COOKIE: Final = 0x7FFF_FFFF_0000_0000
 """Entries of the upper directory and staged files are listed after the source's own.
@@ -29,47 +30,57 @@ _DOTS: Final = (b".", b"..")
 _PLUS: Final = p.ENTRY_OUT.size + p.ATTR.size + p.DIRENT.size
 
 
-class DirOps(BranchMirrorOps):
+class DirOps:
     """Handlers that list the source, the upper directory and staged files as one directory."""
 
-    def _dir_handlers(self) -> dict[int, Handler]:
+    def __init__(self, mount: MountContext, staged: TempFileOps, layers: OverlayOps, mirror: BranchMirrorOps) -> None:
+        self._mount: Final = mount
+        self._staged: Final = staged
+        self._layers: Final = layers
+        self._mirror: Final = mirror
         o = p.Opcode
-        return {
-            o.READDIR: self._readdir,
-            o.READDIRPLUS: self._readdirplus,
-        }
+        self.handlers: Final[dict[int, Handler]] = {o.READDIR: self._readdir, o.READDIRPLUS: self._readdirplus}
 
     def _readdir(self, header: Header, body: memoryview) -> Reply:
+        return self._list(header, body, plus=False)
+
+    def _readdirplus(self, header: Header, body: memoryview) -> Reply:
+        return self._list(header, body, plus=True)
+
+    def _list(self, header: Header, body: memoryview, *, plus: bool) -> Reply:
         _, cookie, size, _, _, _, _ = p.READ_IN.unpack_from(body)
         if header.node_id >= virtual_dir.FIRST_ID:
-            return self._read_virtual(header.node_id, cookie)
-        node = self._node(header.node_id)
+            return self._pack_virtual(header.node_id, cookie, plus=plus)
+        node = self._mount.node(header.node_id)
         if node.mounted_over:
             return NOTHING
-        upper_dir = self._overlay.upper_dir(node)
-        while not is_behind(cookie) and (entries := node.store.entries(node, cookie, size)):
-            out = self._pack_entries(node, self._with_upper(node, upper_dir, entries), size)
+        upper_dir = self._mount.overlay.upper_dir(node)
+        wanted = max(size // 4, 1024) if plus else size
+        while not is_behind(cookie) and (entries := node.store.entries(node, cookie, wanted)):
+            out = self._pack(node, upper_dir, self._with_upper(node, upper_dir, entries), size, plus=plus)
             if out:
                 return out
             cookie = entries[-1][1]
-        return self._pack_entries(node, self._entries_behind(node, cookie), size)
+        return self._pack(node, upper_dir, self._entries_behind(node, cookie), size, plus=plus)
 
     def _with_upper(self, node: Node, upper_dir: UpperDir | None, entries: list[Entry]) -> list[Entry]:
         """Replace the source's entries that the upper directory or staged files hide."""
         if node.layer:
             return [self._parent_entry(node, entry) if entry[3] == b".." else entry for entry in entries]
-        if self._temp_files.directories and (staged := self._temp_files.directories.get(self._inodes.path(node))):
+        if self._mount.temp_files.directories and (
+            staged := self._mount.temp_files.directories.get(self._mount.path(node))
+        ):
             # another process has created this name meanwhile: the staged file is shown
             entries = [entry for entry in entries if entry[3] not in staged]
-        if self.grants.hidden:
-            entries = [entry for entry in entries if not self._is_hidden(node, entry[3])]
+        if self._mount.grants.hidden:
+            entries = [entry for entry in entries if not self._mount.is_hidden(node, entry[3])]
         if upper_dir is None:
             return entries
         shown = []
         for entry in entries:
             name = entry[3]
             if name in upper_dir.names:
-                st = self._overlay.store.stat_entry(upper_dir.node, name)
+                st = self._mount.overlay.store.stat_entry(upper_dir.node, name)
                 shown.append((st.st_ino, entry[1], st.st_mode >> 12, name))
             elif name not in upper_dir.whiteouts:
                 shown.append(entry)
@@ -77,21 +88,45 @@ class DirOps(BranchMirrorOps):
 
     def _parent_entry(self, node: Node, entry: Entry) -> Entry:
         """Return the entry `..` of an upper directory, with the inode number of the directory that shows it."""
-        if node.parent is None or not self._overlay.is_upper_dir(node.parent):
+        if node.parent is None or not self._mount.overlay.is_upper_dir(node.parent):
             return entry
-        path = os.fsencode(self._inodes.path(node.parent)) or b"."
-        return (os.stat(path, dir_fd=self._source.root).st_ino, *entry[1:])
+        path = os.fsencode(self._mount.path(node.parent)) or b"."
+        return (os.stat(path, dir_fd=self._mount.source.root).st_ino, *entry[1:])
 
-    def _pack_entries(self, node: Node, entries: Iterable[Entry], size: int) -> bytes:
-        out = bytearray()
+    def _pack(
+        self, node: Node, upper_dir: UpperDir | None, entries: Iterable[Entry], space: int, *, plus: bool
+    ) -> bytes:
+        """Return the entries that fit into `space` bytes. `plus`: with their attributes, and a reference to each."""
         at_root = node.id == p.ROOT_ID
+        needed = _PLUS if plus else p.DIRENT.size
+        out: list[bytes] = []
         for ino, following, kind, name in entries:
             if at_root and name == virtual_dir.NAME:
                 continue
-            if len(out) + 24 + len(name) + 7 > size:
+            length = len(name)
+            space -= needed + ((length + 7) & ~7)
+            if space < 0:
                 break
-            out += p.DIRENT.pack(ino, following & 0xFFFFFFFFFFFFFFFF, len(name), kind) + name + bytes(-len(name) & 7)
-        return bytes(out)
+            if plus:
+                out.append(_DOT_ENTRY if name in _DOTS else self._entry(node, upper_dir, name, following))
+            out.append(p.DIRENT.pack(ino, following & 0xFFFFFFFFFFFFFFFF, length, kind))
+            out.append(name + bytes(-length & 7))
+        return b"".join(out)
+
+    def _entry(self, node: Node, upper_dir: UpperDir | None, name: bytes, following: int) -> bytes:
+        """Return the entry of a listed name. It is empty if each user must look the name up, or if it was removed."""
+        repository = self._mount.repository
+        try:
+            if is_behind(following) and (staged := self._staged.staged_at(node, name)) is not None:
+                return self._staged.staged_entry(staged)
+            if upper_dir is not None and name in upper_dir.names:
+                is_private = name == GIT and node.id == p.ROOT_ID and repository is not None and repository.shared
+                return _DOT_ENTRY if is_private else self._layers.upper_entry(upper_dir, name)
+            if node.layer and self._mirror.is_mirrored(node, name):
+                return _DOT_ENTRY  # each lookup updates it
+            return self._mount.entry(node, name, os.stat(name, dir_fd=node.fd, follow_symlinks=False))
+        except OSError:
+            return _DOT_ENTRY
 
     def _entries_behind(self, node: Node, cookie: int) -> Iterator[Entry]:
         """Yield the staged files and names of the upper directory after this cookie, which is behind the
@@ -99,9 +134,9 @@ class DirOps(BranchMirrorOps):
         """
         after = cookie if is_behind(cookie) else 0
         places: list[tuple[int, bytes, Node | None]] = []
-        if self._temp_files.directories:
-            places += self._temp_files.listing(self._inodes.path(node), after)
-        upper_dir = self._overlay.upper_dir(node)
+        if self._mount.temp_files.directories:
+            places += self._mount.temp_files.listing(self._mount.path(node), after)
+        upper_dir = self._mount.overlay.upper_dir(node)
         if upper_dir is not None:
             # Another process may have created the name in the source meanwhile. Then it is listed at its position
             # there.
@@ -117,88 +152,18 @@ class DirOps(BranchMirrorOps):
                 st = staged.store.stat(staged)
             else:
                 assert upper_dir is not None
-                st = self._overlay.store.stat_entry(upper_dir.node, name)
+                st = self._mount.overlay.store.stat_entry(upper_dir.node, name)
             yield st.st_ino, place, st.st_mode >> 12, name
 
-    def _read_virtual(self, node_id: int, cookie: int) -> bytes:
+    def _pack_virtual(self, node_id: int, cookie: int, *, plus: bool) -> bytes:
         if node_id != virtual_dir.DIRECTORY_ID:
             raise os_error(errno.ENOTDIR)
         out = bytearray()
-        for number, name in enumerate([b".", b"..", *self._virtual_dir.names()], 1):
+        for number, name in enumerate([b".", b"..", *self._mount.virtual_dir.names()], 1):
             if number > cookie:
                 kind = 4 if number < 3 else 8
+                out += _DOT_ENTRY if plus else b""
                 out += p.DIRENT.pack(node_id, number, len(name), kind) + name + bytes(-len(name) & 7)
-        return bytes(out)
-
-    def _readdirplus(self, header: Header, body: memoryview) -> Reply:
-        _, cookie, size, _, _, _, _ = p.READ_IN.unpack_from(body)
-        if header.node_id >= virtual_dir.FIRST_ID:
-            return self._read_virtual_plus(header.node_id, cookie)
-        node = self._node(header.node_id)
-        if node.mounted_over:
-            return NOTHING
-        upper_dir = self._overlay.upper_dir(node)
-        while not is_behind(cookie) and (entries := node.store.entries(node, cookie, max(size // 4, 1024))):
-            out = self._pack_entries_plus(node, upper_dir, self._with_upper(node, upper_dir, entries), size)
-            if out:
-                return out
-            cookie = entries[-1][1]
-        return self._pack_behind_plus(node, upper_dir, cookie, size)
-
-    def _pack_entries_plus(self, node: Node, upper_dir: UpperDir | None, entries: list[Entry], space: int) -> bytes:
-        at_root = node.id == p.ROOT_ID
-        directory = node.fd
-        out: list[bytes] = []
-        for ino, following, kind, name in entries:
-            length = len(name)
-            space -= _PLUS + ((length + 7) & ~7)
-            if space < 0:
-                break
-            if name in _DOTS:
-                out.append(_DOT_ENTRY)
-            else:
-                if at_root and name == virtual_dir.NAME:
-                    continue
-                try:
-                    if at_root and name == GIT and self.repository is not None and self.repository.shared:
-                        out.append(_DOT_ENTRY)  # each user must look it up
-                    elif node.layer and self._is_mirrored(node, name):
-                        out.append(_DOT_ENTRY)  # each lookup updates it
-                    elif upper_dir is not None and name in upper_dir.names:
-                        out.append(self._upper_entry(upper_dir, name))
-                    else:
-                        out.append(self._entry(node, name, os.stat(name, dir_fd=directory, follow_symlinks=False)))
-                except OSError:
-                    out.append(_DOT_ENTRY)  # removed, or not visible: a lookup will answer
-            out.append(p.DIRENT.pack(ino, following & 0xFFFFFFFFFFFFFFFF, length, kind))
-            out.append(name + bytes(-length & 7))
-        return b"".join(out)
-
-    def _pack_behind_plus(self, node: Node, upper_dir: UpperDir | None, cookie: int, space: int) -> bytes:
-        out: list[bytes] = []
-        for ino, following, kind, name in self._entries_behind(node, cookie):
-            length = len(name)
-            space -= _PLUS + ((length + 7) & ~7)
-            if space < 0:
-                break
-            staged = self._staged_at(node, name)
-            if staged is not None:
-                out.append(self._staged_entry(staged))
-            else:
-                assert upper_dir is not None
-                out.append(self._upper_entry(upper_dir, name))
-            out.append(p.DIRENT.pack(ino, following, length, kind) + name + bytes(-length & 7))
-        return b"".join(out)
-
-    def _read_virtual_plus(self, node_id: int, cookie: int) -> bytes:
-        plain = self._read_virtual(node_id, cookie)
-        out = bytearray()
-        at = 0
-        while at < len(plain):
-            _, _, length, _ = p.DIRENT.unpack_from(plain, at)
-            end = at + p.DIRENT.size + ((length + 7) & ~7)
-            out += _DOT_ENTRY + plain[at:end]
-            at = end
         return bytes(out)
 
 

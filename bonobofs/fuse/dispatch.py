@@ -13,23 +13,25 @@ from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.fuse.attr_ops import AttrOps
 from bonobofs.fuse.create_ops import CreateOps
 from bonobofs.fuse.dir_ops import DirOps
-from bonobofs.fuse.git_grants import GitGrants
+from bonobofs.fuse.git_grants import GitGrants, GrantOps
 from bonobofs.fuse.inode_table import InodeTable, Node
 from bonobofs.fuse.layer_store import LayerStore
-from bonobofs.fuse.mount_context import Handler, Notifications
+from bonobofs.fuse.lookup_ops import LookupOps
+from bonobofs.fuse.mount_context import Handler, MountContext, Notifications
 from bonobofs.fuse.overlay import Overlay
+from bonobofs.fuse.overlay_ops import OverlayOps
 from bonobofs.fuse.read_ops import ReadOps
 from bonobofs.fuse.remove_ops import RemoveOps
 from bonobofs.fuse.rename_ops import RenameOps
 from bonobofs.fuse.session_git_dir import NAME as GIT
-from bonobofs.fuse.session_git_dir import SessionGitDir
-from bonobofs.fuse.temp_files import TempFiles
+from bonobofs.fuse.session_git_dir import BranchMirrorOps, SessionGitDir
+from bonobofs.fuse.temp_files import TempFileOps, TempFiles
 from bonobofs.fuse.virtual_dir import VirtualDir
 from bonobofs.fuse.write_ops import WriteOps
 
 
-class Operations(AttrOps, DirOps, ReadOps, WriteOps, CreateOps, RemoveOps, RenameOps):
-    """All handlers of one mount."""
+class Operations:
+    """All handlers of one mount, and the work between its requests."""
 
     def __init__(
         self,
@@ -41,41 +43,48 @@ class Operations(AttrOps, DirOps, ReadOps, WriteOps, CreateOps, RemoveOps, Renam
         virtual: VirtualDir,
         notifications: Notifications,
     ) -> None:
-        super().__init__(inodes, source, temp_files, overlay, enforcer, virtual, notifications)
-        self.grants = GitGrants()
+        mount = self.mount = MountContext(inodes, source, temp_files, overlay, enforcer, virtual, notifications)
+        mount.grants = GitGrants()
         source.on_stale = overlay.store.on_stale = self._look_again
-        self._stores: Final[list[LayerStore]] = []
         inodes.on_replaced = lambda parent, name: notifications.entry(parent.id, name)
+        self._stores: Final[list[LayerStore]] = []
+        staged = TempFileOps(mount)
+        layers = OverlayOps(mount, staged)
+        grants = GrantOps(mount)
+        self._mirror: Final = BranchMirrorOps(mount)
+        lookups = LookupOps(mount, staged, layers, self._mirror)
+        attributes = AttrOps(mount, staged, layers, lookups)
+        self.explain: Final = attributes.explain
         self.handlers: Final[dict[int, Handler]] = {
-            **self._lookup_handlers(),
-            **self._dir_handlers(),
-            **self._read_handlers(),
-            **self._attr_handlers(),
-            **self._write_handlers(),
-            **self._create_handlers(),
-            **self._remove_handlers(),
-            **self._rename_handlers(),
+            **lookups.handlers,
+            **DirOps(mount, staged, layers, self._mirror).handlers,
+            **ReadOps(mount).handlers,
+            **attributes.handlers,
+            **WriteOps(mount, layers, grants).handlers,
+            **CreateOps(mount, staged, layers, grants).handlers,
+            **RemoveOps(mount, staged, layers, grants).handlers,
+            **RenameOps(mount, staged, layers).handlers,
         }
 
     def _look_again(self, node: Node) -> None:
-        self._notifications.inode(node.id, 0, 0)
+        self.mount.notifications.inode(node.id, 0, 0)
         if node.parent is not None:
-            self._notifications.entry(node.parent.id, node.name)
+            self.mount.notifications.entry(node.parent.id, node.name)
 
     def show_repository(self, repository: SessionGitDir) -> None:
         """Show the session's own `.git`, which is in the overlay, in place of the source's."""
-        self.repository = repository
-        self.mirror_branches(repository.common)
-        self._overlay.show_name(GIT)
+        self.mount.repository = repository
+        self._mirror.mirror_branches(repository.common)
+        self.mount.overlay.show_name(GIT)
         for store in repository.stores.values():
             store.on_stale = self._look_again
             self._stores.append(store)
 
     def begin_request(self, now: float) -> None:
         """Start a request at the time `now`."""
-        self._source.begin_request(now)
-        if self._overlay.directories:
-            self._overlay.store.begin_request(now)
+        self.mount.source.begin_request(now)
+        if self.mount.overlay.directories:
+            self.mount.overlay.store.begin_request(now)
         for store in self._stores:
             store.begin_request(now)
 
@@ -84,23 +93,23 @@ class Operations(AttrOps, DirOps, ReadOps, WriteOps, CreateOps, RemoveOps, Renam
 
         Called after each request.
         """
-        crowded = self._source.nodes_to_prune()
-        if self._overlay.directories:
-            self._overlay.store.after_reply()
-            crowded += self._overlay.store.nodes_to_prune()
+        crowded = self.mount.source.nodes_to_prune()
+        if self.mount.overlay.directories:
+            self.mount.overlay.store.after_reply()
+            crowded += self.mount.overlay.store.nodes_to_prune()
         for store in self._stores:
             store.after_reply()
             crowded += store.nodes_to_prune()
         if crowded:
             names = [(node.parent.id, node.name) for node in crowded if node.parent is not None]
-            self._notifications.prune([node.id for node in crowded], names)
+            self.mount.notifications.prune([node.id for node in crowded], names)
 
     def expire_caches(self) -> None:
         """Drop what may be out of date: callers, branches, mounts, idle descriptors. Called about once a second."""
-        self._callers.clear()
-        self.follow_branches()
-        self._source.read_mounts()
-        self._source.close_idle()
-        self._overlay.store.close_idle()
+        self.mount.forget_callers()
+        self._mirror.follow_branches()
+        self.mount.source.read_mounts()
+        self.mount.source.close_idle()
+        self.mount.overlay.store.close_idle()
         for store in self._stores:
             store.close_idle()

@@ -15,6 +15,7 @@ import json
 import os
 import stat
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from bonobofs.audit.entry import BY
@@ -24,8 +25,7 @@ from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.inode_table import Node
-from bonobofs.fuse.mount_context import Header
-from bonobofs.fuse.overlay_ops import OverlayOps
+from bonobofs.fuse.mount_context import Header, MountContext
 from bonobofs.fuse.slices import Job, Steps
 from bonobofs.policy.decision import Permit
 from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
@@ -138,44 +138,43 @@ class GitGrants:
         return True
 
 
-class GrantOps(OverlayOps):
+class GrantOps:
     """What the handlers of names and content do for granted files."""
 
-    def _grant_at(self, parent: Node, name: bytes) -> Grant | None:
-        """Return the grant of a name that git creates now, or None."""
-        if not self.grants.files or parent.layer:
-            return None
-        path = self._inodes.join(parent, name)
-        grant = self.grants.files.get(path)
-        return None if grant is None or path in self.grants.published or grant.mode == GONE else grant
+    def __init__(self, mount: MountContext) -> None:
+        self._mount: Final = mount
 
-    def _admission(
-        self,
-        header: Header,
-        request: Request,
-        context: Context | Permit = NO_FACTS,
-        st: os.stat_result | None = None,
+    def grant_at(self, parent: Node, name: bytes) -> Grant | None:
+        """Return the grant of a name that git creates now, or None."""
+        if not self._mount.grants.files or parent.layer:
+            return None
+        path = self._mount.join(parent, name)
+        grant = self._mount.grants.files.get(path)
+        return None if grant is None or path in self._mount.grants.published or grant.mode == GONE else grant
+
+    def admission(
+        self, header: Header, request: Request, context: Context | Permit = NO_FACTS, st: os.stat_result | None = None
     ) -> Admission:
         """Return the admission of a change of a name. `st` is the file that a removal removes."""
-        if self.grants.files and self.grants.admits(request, st):
-            return self._enforcer.authorize_published(request, self._caller(header))
-        return self._enforcer.authorize(request, context, caller=self._caller(header), layer=None)
+        if self._mount.grants.files and self._mount.grants.admits(request, st):
+            return self._mount.enforcer.authorize_published(request, self._mount.caller(header))
+        return self._mount.authorize(header, request, context, layer=None)
 
-    def _take_in_file(
+    def take_in_file(
         self, header: Header, grant: Grant, parent: Node, name: bytes, umask: int, groups: tuple[int, ...]
     ) -> Steps:
         """Create a granted file whole. Return the reply to CREATE."""
-        request = Request(Operation.CREATE_FILE, self._inodes.join(parent, name))
+        request = Request(Operation.CREATE_FILE, self._mount.join(parent, name))
         temporary, mode, store = stray_name().encode(), 0o777 if grant.mode == EXECUTABLE else 0o666, parent.store
-        with self._enforcer.authorize_published(request, self._caller(header), {BY: temporary.decode()}) as permit:
+        with self._mount.enforcer.authorize_published(
+            request, self._mount.caller(header), {BY: temporary.decode()}
+        ) as permit:
             if header.uid:
                 store.check_reserve(grant.size)
-            try:
-                self._act_as(header, groups, umask | stat.S_IWOTH)
-                fd = store.create(store.directory(parent, changing=True), temporary, mode, permit)
-            finally:
-                self._source.act_as_self()
-            self._own_effects.note_name(parent.ino, temporary, 0)
+            directory = store.directory(parent, changing=True)
+            create = partial(store.create, directory, temporary, mode, permit)
+            fd = self._mount.run_as(header, groups, umask | stat.S_IWOTH, create)
+            self._mount.own_effects.note_name(parent.ino, temporary, 0)
             stage = os.dup(grant.stage)  # the command may end meanwhile
             try:
                 for call in store.fill(fd, stage, grant.offset, grant.size, permit):
@@ -191,30 +190,27 @@ class GrantOps(OverlayOps):
             finally:
                 os.close(stage)
         st = os.fstat(fd)
-        reply = self._entry(parent, name, st, created=True)
-        node = self._inodes.find(st.st_ino + store.ino_offset)
+        reply = self._mount.entry(parent, name, st, created=True)
+        node = self._mount.inodes.find(st.st_ino + store.ino_offset)
         assert node is not None
         store.keep_created(node, fd, stat.S_IMODE(st.st_mode))
         return reply + OPENED
 
-    def _take_in_symlink(
+    def take_in_symlink(
         self, header: Header, parent: Node, name: bytes, target: bytes, groups: tuple[int, ...]
     ) -> bool:
         """Create a granted symlink. False: there is no grant, or it has another target."""
-        grant = self._grant_at(parent, name)
+        grant = self.grant_at(parent, name)
         if grant is None or grant.mode != SYMLINK or os.pread(grant.stage, grant.size, grant.offset) != target:
             return False
-        request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
+        request = Request(Operation.SYMLINK, self._mount.join(parent, name), Kind.SYMLINK)
         temporary, details = stray_name().encode(), {"target": os.fsdecode(target)}
-        with self._enforcer.authorize_published(
-            request, self._caller(header), {BY: temporary.decode(), **details}
+        with self._mount.enforcer.authorize_published(
+            request, self._mount.caller(header), {BY: temporary.decode(), **details}
         ) as permit:
-            try:
-                self._act_as(header, groups, 0)
-                parent.store.symlink(parent.store.directory(parent, changing=True), temporary, target, permit)
-            finally:
-                self._source.act_as_self()
-            self._own_effects.note_name(parent.ino, temporary, 0)
+            directory = parent.store.directory(parent, changing=True)
+            self._mount.run_as(header, groups, 0, partial(parent.store.symlink, directory, temporary, target, permit))
+            self._mount.own_effects.note_name(parent.ino, temporary, 0)
             try:
                 self._put_in_place(parent, name, temporary, grant, permit)
             except BaseException:
@@ -225,41 +221,41 @@ class GrantOps(OverlayOps):
 
     def _put_in_place(self, parent: Node, name: bytes, temporary: bytes, grant: Grant, permit: Permit) -> None:
         """Rename the whole file onto its path. EEXIST: the path has changed since the grant."""
-        path, store = self._inodes.join(parent, name), parent.store
+        path, store = self._mount.join(parent, name), parent.store
         directory = store.directory(parent, changing=True)
         replaced = _status(directory, name)
         found = None if replaced is None else file_state(replaced)
-        is_free = path not in self.grants.published and (replaced is None or path in self.grants.hidden)
-        if self.grants.files.get(path) is not grant or not is_free or found != grant.before:
+        is_free = path not in self._mount.grants.published and (replaced is None or path in self._mount.grants.hidden)
+        if self._mount.grants.files.get(path) is not grant or not is_free or found != grant.before:
             raise os_error(errno.EEXIST)
-        other = None if replaced is None else self._pin_for_removal(parent, directory, name, replaced)
+        other = None if replaced is None else self._mount.pin_for_removal(parent, directory, name, replaced)
         flags = syscalls.RENAME_NOREPLACE if replaced is None else 0
-        self._unpin_on_failure(other, lambda: store.rename(directory, temporary, directory, name, flags, permit))
-        self.grants.published.add(path)
+        self._mount.unpin_on_failure(other, lambda: store.rename(directory, temporary, directory, name, flags, permit))
+        self._mount.grants.published.add(path)
         if replaced is not None:
-            self._after_unlink(other, parent, name, replaced)
-        self._mark_own_name(parent, name, os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino)
+            self._mount.after_unlink(other, parent, name, replaced)
+        self._mount.mark_own_name(parent, name, os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino)
 
-    def _replace_kept(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> int:
+    def replace_kept(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> int:
         """Open a kept file that git has removed in the mount, and truncate it. Return -1 if there is none."""
-        path = self._inodes.join(parent, name)
-        grant = self.grants.files.get(path)
-        if grant is None or grant.mode != KEPT or path not in self.grants.hidden:
+        path = self._mount.join(parent, name)
+        grant = self._mount.grants.files.get(path)
+        if grant is None or grant.mode != KEPT or path not in self._mount.grants.hidden:
             return -1
         found = _status(directory, name)
         if found is None or file_state(found) != grant.before:
             return -1
-        self.grants.published.add(path)
+        self._mount.grants.published.add(path)
         kept = stat.S_IMODE(found.st_mode) & ~0o111
         fd = parent.store.reopen_empty(directory, name, kept | (kept & 0o444) >> 2 if mode & 0o111 else kept, permit)
-        if node := self._inodes.find(found.st_ino + parent.store.ino_offset):
+        if node := self._mount.inodes.find(found.st_ino + parent.store.ino_offset):
             node.fingerprint = fingerprint_of(os.fstat(fd))
         return fd
 
-    def _changes_nothing(self, node: Node, fd: int, position: int, data: memoryview) -> bool:
+    def changes_nothing(self, node: Node, fd: int, position: int, data: memoryview) -> bool:
         """Whether a WRITE brings the bytes that a granted file already has."""
-        path = self._inodes.path(node) if node.parent is not None else ""
-        is_taken = path in self.grants.published and self.grants.files[path].mode != KEPT
+        path = self._mount.path(node) if node.parent is not None else ""
+        is_taken = path in self._mount.grants.published and self._mount.grants.files[path].mode != KEPT
         return is_taken and os.pread(fd, len(data), position) == data
 
 

@@ -80,13 +80,7 @@ _TRANSIENT: Final = (errno.ENOENT, errno.EINTR, errno.EAGAIN)
 
 
 def mount(
-    source: str,
-    mountpoint: str,
-    root: int,
-    *,
-    allow_other: bool,
-    devices: bool,
-    expected: Sequence[int] | None = None,
+    source: str, mountpoint: str, root: int, *, allow_other: bool, devices: bool, expected: Sequence[int] | None = None
 ) -> int:
     """Mount on `mountpoint` and return the descriptor of the connection. MountError.
 
@@ -293,11 +287,7 @@ class KernelTransport:
             number = next(line.split()[1] for line in lines if line.startswith("fuse_connection:"))
             Path(f"/sys/class/bdi/0:{number}/read_ahead_kb").write_text(str(READ_AHEAD_KB))
 
-    def serve(
-        self,
-        handlers: dict[int, Handler],
-        hooks: Hooks,
-    ) -> None:
+    def serve(self, handlers: dict[int, Handler], hooks: Hooks) -> None:
         """Serve until the mount ends. An unexpected exception in a handler fails that request with EIO."""
         self._notices.start()
         due = polled = monotonic()

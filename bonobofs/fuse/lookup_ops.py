@@ -11,10 +11,20 @@ from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.fd_cache import R, stale
 from bonobofs.fuse.inode_table import Node
-from bonobofs.fuse.mount_context import NOTHING, UNCACHED_SECONDS, UNWATCHED_SECONDS, Handler, Header, Reply
+from bonobofs.fuse.mount_context import (
+    NOTHING,
+    UNCACHED_SECONDS,
+    UNWATCHED_SECONDS,
+    Handler,
+    Header,
+    MountContext,
+    Reply,
+)
+from bonobofs.fuse.overlay_ops import OverlayOps
 from bonobofs.fuse.session_git_dir import HIDDEN, BranchMirrorOps
 from bonobofs.fuse.session_git_dir import NAME as GIT
 from bonobofs.fuse.slices import Steps
+from bonobofs.fuse.temp_files import TempFileOps
 
 _LOOKS: Final = 16
 """Maximum of attempts to look up a name that another process keeps replacing."""
@@ -23,13 +33,17 @@ _HIDDEN: Final = p.ENTRY_OUT.pack(0, 0, 0, 0, 0, 0) + bytes(p.ATTR.size)
 _UNCACHED: Final = bytes(p.ATTR_OUT.size)
 
 
-class LookupOps(BranchMirrorOps):
+class LookupOps:
     """Handlers that find nodes and show their attributes."""
 
-    def _lookup_handlers(self) -> dict[int, Handler]:
+    def __init__(self, mount: MountContext, staged: TempFileOps, layers: OverlayOps, mirror: BranchMirrorOps) -> None:
+        self._mount: Final = mount
+        self._staged: Final = staged
+        self._layers: Final = layers
+        self._mirror: Final = mirror
         o = p.Opcode
-        return {
-            o.LOOKUP: self._lookup,
+        self.handlers: Final[dict[int, Handler]] = {
+            o.LOOKUP: self.lookup,
             o.FORGET: self._forget,
             o.BATCH_FORGET: self._batch_forget,
             o.GETATTR: self._getattr,
@@ -41,35 +55,35 @@ class LookupOps(BranchMirrorOps):
             o.DESTROY: self._done,
         }
 
-    def _lookup(self, header: Header, body: memoryview) -> Reply:
+    def lookup(self, header: Header, body: memoryview) -> Reply:
         (name,) = p.strings(body, 1)
         node_id = header.node_id
         if node_id >= virtual_dir.FIRST_ID or (name == virtual_dir.NAME and node_id == p.ROOT_ID):
             return self._virtual_entry(header, node_id, name)
-        parent = self._node(node_id)
+        parent = self._mount.node(node_id)
         if parent.mounted_over:
-            return self._no_entry
+            return self._mount.no_entry
         p.checked_name(name)
-        if self._temp_files.directories and (staged := self._staged_at(parent, name)):
-            return self._staged_entry(staged)
-        if self._overlay.directories and (entry := self._lookup_upper(parent, name)) is not None:
+        if self._mount.temp_files.directories and (staged := self._staged.staged_at(parent, name)):
+            return self._staged.staged_entry(staged)
+        if self._mount.overlay.directories and (entry := self._layers.lookup_upper(parent, name)) is not None:
             return self._entry_for_user(header, entry, parent, name)
-        if self._is_hidden(parent, name):
+        if self._mount.is_hidden(parent, name):
             return _HIDDEN
-        mirrored = self._is_mirrored(parent, name)
+        mirrored = self._mirror.is_mirrored(parent, name)
         for _ in range(_LOOKS):
             try:
                 st = parent.store.stat_entry(parent, name)
             except FileNotFoundError:
                 if mirrored or parent.store.place:
                     raise
-                return self._no_entry
+                return self._mount.no_entry
             if name == HIDDEN and parent.store.place:
                 raise os_error(errno.ENOENT)
-            reply = self._entry(parent, name, st)
+            reply = self._mount.entry(parent, name, st)
             if mirrored:
                 return p.believed_for(0, reply)
-            if not self.external_changes.may_be_replaced(parent, name, st) or self._open_early(parent, st):
+            if not self._mount.external_changes.may_be_replaced(parent, name, st) or self._open_early(parent, st):
                 return reply
         raise stale()
 
@@ -77,8 +91,8 @@ class LookupOps(BranchMirrorOps):
         """Return the entry of `.bonobofs`, or of a name in it."""
         if node_id == p.ROOT_ID:
             node_id = virtual_dir.DIRECTORY_ID
-            return p.ENTRY_OUT.pack(node_id, 0, *self._entry_times) + self._virtual_dir.attr(node_id)
-        found = self._virtual_dir.lookup(name, header.uid) if node_id == virtual_dir.DIRECTORY_ID else None
+            return p.ENTRY_OUT.pack(node_id, 0, *self._mount.entry_times) + self._mount.virtual_dir.attr(node_id)
+        found = self._mount.virtual_dir.lookup(name, header.uid) if node_id == virtual_dir.DIRECTORY_ID else None
         if found is None:
             return self._store_entry(header, node_id, name)
         return p.ENTRY_OUT.pack(found[0], 0, 0, 0, 0, 0) + found[1]
@@ -88,16 +102,16 @@ class LookupOps(BranchMirrorOps):
 
         The session's `.git` is shown only to its user, so the kernel must not cache it.
         """
-        if self.repository is None or not self.repository.shared or name != GIT or parent.id != p.ROOT_ID:
+        if self._mount.repository is None or not self._mount.repository.shared or name != GIT or parent.id != p.ROOT_ID:
             return entry
-        if not self.repository.is_seen(header.uid):
-            self._forget_node(p.NODE_ID.unpack_from(entry)[0], 1)
-            entry = self._entry(parent, GIT, parent.store.stat_entry(parent, GIT))
+        if not self._mount.repository.is_seen(header.uid):
+            self._mount.forget_node(p.NODE_ID.unpack_from(entry)[0], 1)
+            entry = self._mount.entry(parent, GIT, parent.store.stat_entry(parent, GIT))
         return p.believed_for(0, entry)
 
     def _store_entry(self, header: Header, node_id: int, name: bytes) -> bytes:
         """Return the entry of an object store in `.bonobofs`."""
-        repository = self.repository
+        repository = self._mount.repository
         if node_id != virtual_dir.DIRECTORY_ID or repository is None or name not in repository.stores:
             raise os_error(errno.ENOENT)
         if not repository.is_seen(header.uid):
@@ -105,21 +119,21 @@ class LookupOps(BranchMirrorOps):
         top = repository.stores[name].top
         top.lookups += 1
         seconds = UNCACHED_SECONDS if repository.shared else UNWATCHED_SECONDS
-        return p.ENTRY_OUT.pack(top.id, 0, seconds, seconds, 0, 0) + self._attr(top, top.store.recent_stat(top))
+        return p.ENTRY_OUT.pack(top.id, 0, seconds, seconds, 0, 0) + self._mount.attr(top, top.store.recent_stat(top))
 
     def _open_early(self, parent: Node, st: os.stat_result) -> bool:
         """Open a file that may soon be replaced, because no OPEN request comes later.
 
         False: its name already leads elsewhere.
         """
-        node = self._inodes.find(st.st_ino + parent.store.ino_offset)
+        node = self._mount.inodes.find(st.st_ino + parent.store.ino_offset)
         if node is None or node.fd >= 0:
             return True
         try:
             node.store.file(node, R)
         except OSError as error:
             if error.errno in (errno.ESTALE, errno.ENOENT):
-                self._forget_node(node.id, 1)
+                self._mount.forget_node(node.id, 1)
                 return False
         return True
 
@@ -141,9 +155,9 @@ class LookupOps(BranchMirrorOps):
 
     def _forget_one(self, node_id: int, count: int) -> None:
         if node_id >= virtual_dir.FIRST_ID:
-            self._virtual_dir.forget(node_id, count)
+            self._mount.virtual_dir.forget(node_id, count)
             return
-        self._forget_node(node_id, count)
+        self._mount.forget_node(node_id, count)
 
     def _done(self, header: Header, body: memoryview) -> Reply:
         return NOTHING
@@ -151,27 +165,27 @@ class LookupOps(BranchMirrorOps):
     def _getattr(self, header: Header, body: memoryview) -> Reply:
         if header.node_id >= virtual_dir.FIRST_ID:
             return p.ATTR_OUT.pack(0, 0, 0) + self._virtual_attr(header.node_id)
-        node = self._node(header.node_id)
+        node = self._mount.node(header.node_id)
         st = node.store.recent_stat(node)
-        self._check_external(node, st)
-        return (_UNCACHED if node.store.place else self._attr_times) + self._attr(node, st)
+        self._mount.check_external(node, st)
+        return (_UNCACHED if node.store.place else self._mount.attr_times) + self._mount.attr(node, st)
 
     def _virtual_attr(self, node_id: int) -> bytes:
         try:
-            return self._virtual_dir.attr(node_id)
+            return self._mount.virtual_dir.attr(node_id)
         except KeyError:
             raise stale() from None
 
     def _readlink(self, header: Header, body: memoryview) -> Reply:
         if header.node_id >= virtual_dir.FIRST_ID:
             raise os_error(errno.EINVAL)
-        node = self._node(header.node_id)
+        node = self._mount.node(header.node_id)
         return node.store.readlink(node)
 
     def _statfs(self, header: Header, body: memoryview) -> Reply:
-        self._source.close_released()
-        node = self._nodes.get(header.node_id)
-        v = (self._source if node is None else node.store).statvfs()
+        self._mount.source.close_released()
+        node = self._mount.nodes.get(header.node_id)
+        v = (self._mount.source if node is None else node.store).statvfs()
         size = v.f_bsize
         return p.STATFS_OUT.pack(
             v.f_blocks, v.f_bfree, v.f_bavail, v.f_files, v.f_ffree, size, v.f_namemax, v.f_frsize, 0

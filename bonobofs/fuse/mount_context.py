@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
-from bonobofs.enforcement.authorizer import Caller, RelatedChange
+from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
@@ -22,7 +22,7 @@ from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.overlay import Overlay
 from bonobofs.fuse.slices import Busy, Job, Result, Steps
 from bonobofs.fuse.splice import FileRange
-from bonobofs.policy.decision import Code, Denied, Layer, Permit
+from bonobofs.policy.decision import Code, Denied, Layer, Permit, Refused
 from bonobofs.policy.request import EXISTS, HELD, NO_FACTS, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system.paths import is_within
 
@@ -94,7 +94,7 @@ class CrossLayerError(OSError):
 
 
 class MountContext:
-    """The tables, layers and services of one mount."""
+    """The tables, layers and services of one mount, and what the handlers of all opcodes do with them."""
 
     grants: GitGrants
 
@@ -108,18 +108,20 @@ class MountContext:
         virtual: virtual_dir.VirtualDir,
         notifications: Notifications,
     ) -> None:
-        self._inodes: Final = inodes
-        self._source: Final = source
-        self._temp_files: Final = temp_files
-        self._overlay: Final = overlay
-        self._enforcer: Final = enforcer
-        self._virtual_dir: Final = virtual
-        self._notifications: Final = notifications
+        self.inodes: Final = inodes
+        self.source: Final = source
+        self.temp_files: Final = temp_files
+        self.overlay: Final = overlay
+        self.enforcer: Final = enforcer
+        self.virtual_dir: Final = virtual
+        self.notifications: Final = notifications
         self.external_changes: Final = ExternalChanges(inodes, source, notifications)
-        self._own_effects: Final = self.external_changes.own_effects
-        self._nodes: Final = inodes.by_id
+        self.own_effects: Final = self.external_changes.own_effects
+        self.nodes: Final = inodes.by_id
+        self.path: Final = inodes.path
+        self.join: Final = inodes.join
         self._callers: dict[tuple[int, int], Caller] = {}
-        self._moving_trees: Final[list[WorkspacePath]] = []
+        self.moving_trees: Final[list[WorkspacePath]] = []
         """Paths of the trees that a rename in slices moves.
 
         No request may change anything in them, or move a directory above.
@@ -136,33 +138,58 @@ class MountContext:
 
     def set_cache_timeout(self, seconds: int) -> None:
         """Set for how many seconds the kernel may cache the entries and attributes of later replies."""
-        self._entry_times = (seconds, seconds, 0, 0)
-        self._no_entry = p.ENTRY_OUT.pack(0, 0, *self._entry_times) + bytes(p.ATTR.size)
-        self._attr_times = p.ATTR_OUT.pack(seconds, 0, 0)
+        self.entry_times = (seconds, seconds, 0, 0)
+        self.no_entry = p.ENTRY_OUT.pack(0, 0, *self.entry_times) + bytes(p.ATTR.size)
+        self.attr_times = p.ATTR_OUT.pack(seconds, 0, 0)
 
-    def _node(self, node_id: int) -> Node:
-        node = self._nodes.get(node_id)
+    def authorize(
+        self,
+        header: Header,
+        request: Request,
+        context: Context | Permit = NO_FACTS,
+        *parts: RelatedChange | Permit,
+        details: dict[str, Any] | None = None,
+        size: int = 0,
+        action: str = "",
+        layer: Layer | None = Layer.SOURCE,
+    ) -> Admission:
+        """Authorize a change for the caller of the request, as `Enforcer.authorize` does."""
+        caller = self.caller(header)
+        return self.enforcer.authorize(
+            request, context, *parts, caller=caller, details=details, size=size, action=action, layer=layer
+        )
+
+    def permit(self, header: Header, change: RelatedChange) -> Permit:
+        """Return the permit of a change for the caller of the request. Refused."""
+        return self.enforcer.permit(change.request, change.context, self.caller(header), head=change.head)
+
+    def deny(self, header: Header, denied: Denied) -> Refused:
+        """Record a denial; return the exception to raise."""
+        return self.enforcer.deny(denied, self.caller(header))
+
+    def node(self, node_id: int) -> Node:
+        node = self.nodes.get(node_id)
         if node is None:
             raise stale()
         if node.parent is not None and node.parent.lookups <= 0:
             node.store.choose_reachable_name(node)
         return node
 
-    def _node_to_change(self, header: Header, operation: Operation, node_id: int = 0) -> Node:
+    def node_to_change(self, header: Header, operation: Operation, node_id: int = 0) -> Node:
         """Return the node that the request will change: the header's, or `node_id`.
 
         Raises: PermissionError for a node of `.bonobofs`; Busy if a long request moves or changes the node.
         """
         node_id = node_id or header.node_id
         if node_id >= virtual_dir.FIRST_ID:
-            self._refuse_virtual(header, operation, self._virtual_dir.path(node_id))
-        node = self._node(node_id)
+            self.refuse_virtual(header, operation, self.virtual_dir.path(node_id))
+        node = self.node(node_id)
         if self.repository is not None and self.repository.shared:
             self._check_repository(header, operation, node, b"")
             if node.id == p.ROOT_ID and self.repository.is_borrowed(header.uid, node.store.stat(node)):
                 raise os_error(errno.EPERM)
         # A file with several names may have a name below.
-        if self._moving_trees and (self._is_moving(self._inodes.path(node)) or self._inodes.links(node.ino)):
+        if self.moving_trees and (self._is_moving(self.path(node)) or self.inodes.links(node.ino)):
             raise Busy
         if node.ino in self.external_changes.thread_changes:
             raise Busy
@@ -175,25 +202,25 @@ class MountContext:
         """
         if node.layer or node.parent is None:
             return
-        path = self._inodes.path(node)
+        path = self.path(node)
         if path == ".git" or path.startswith(".git/"):
-            path = self._inodes.join(node, name) if name else path
-            (refusal, *_) = self._enforcer.policy.protect.find(path.split("/"))
-            raise self._enforcer.deny(Denied(*refusal, path, operation), self._caller(header))
+            path = self.join(node, name) if name else path
+            (refusal, *_) = self.enforcer.policy.protect.find(path.split("/"))
+            raise self.deny(header, Denied(*refusal, path, operation))
 
     def _is_moving(self, path: str) -> bool:
-        return any(is_within(WorkspacePath(path), tree) for tree in self._moving_trees)
+        return any(is_within(WorkspacePath(path), tree) for tree in self.moving_trees)
 
-    def _is_long(self, size: int) -> bool:
+    def is_long(self, size: int) -> bool:
         """Whether a thread makes a change of `size` bytes. Busy: the maximum of threads is reached."""
         if size > INLINE and len(self.external_changes.thread_changes) >= _IN_THREADS:
             raise Busy
         return size > INLINE
 
-    def _make_in_thread(self, node: Node, call: Callable[[], Result]) -> Generator[Job[Any], None, Result]:
+    def make_in_thread(self, node: Node, call: Callable[[], Result]) -> Generator[Job[Any], None, Result]:
         """Make a change of a file in a thread, within its open admission. Other changes and moves of the file wait."""
         job, number = Job(call), node.ino
-        self.external_changes.thread_changes[number] = self._inodes.path(node)
+        self.external_changes.thread_changes[number] = self.path(node)
         try:
             with self.own_change():
                 yield job
@@ -201,7 +228,7 @@ class MountContext:
             del self.external_changes.thread_changes[number]
         return job.check()
 
-    def _refuse_virtual(self, header: Header, operation: Operation, path: str) -> NoReturn:
+    def refuse_virtual(self, header: Header, operation: Operation, path: str) -> NoReturn:
         """Refuse a change of `.bonobofs` with EPERM."""
         denied = Denied(
             Code.PROTECTED,
@@ -211,10 +238,14 @@ class MountContext:
             WorkspacePath(path),
             operation,
         )
-        self._enforcer.deny(denied, self._caller(header))
+        self.deny(header, denied)
         raise os_error(errno.EPERM)
 
-    def _caller(self, header: Header) -> Caller:
+    def forget_callers(self) -> None:
+        """Read the programs of the callers again: a process number may be reused."""
+        self._callers.clear()
+
+    def caller(self, header: Header) -> Caller:
         known = self._callers.get((header.pid, header.uid))
         if known is None:
             try:
@@ -226,7 +257,7 @@ class MountContext:
             self._callers[(header.pid, header.uid)] = known
         return known
 
-    def _entry(self, parent: Node, name: bytes, st: os.stat_result, *, created: bool = False) -> bytes:
+    def entry(self, parent: Node, name: bytes, st: os.stat_result, *, created: bool = False) -> bytes:
         """Return `fuse_entry_out` with the attributes `st`, and add one reference.
 
         `created`: the mount has just created the file.
@@ -243,14 +274,14 @@ class MountContext:
         store = parent.store
         if st.st_dev != store.device or store.is_mounted_over(parent, name):
             return self._mounted_over_entry(parent, name, st)
-        node = self._inodes.reference(parent, name, st)
+        node = self.inodes.reference(parent, name, st)
         current = st.st_size << 62 | st.st_ctime_ns
         if node.fingerprint != current:
             if node.fingerprint == UNKNOWN and st.st_ctime_ns >= self.external_changes.since and not created:
                 self.external_changes.check_first_lookup(node, parent, name, st)
             node = self._with_handle(node, parent, name, st)
-            self._check_external(node, st)
-        return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + self._attr(node, st)
+            self.check_external(node, st)
+        return p.ENTRY_OUT.pack(node.id, 0, *self.entry_times) + self.attr(node, st)
 
     def _with_handle(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
         """Store the file handle in the node. Return a new node if another file has reused the inode number."""
@@ -259,15 +290,15 @@ class MountContext:
         store = parent.store
         handle = store.handle(store.directory(parent), name)
         if node.handle and node.handle != handle:
-            node = self._inodes.replace_reused(node, parent, name, st)
+            node = self.inodes.replace_reused(node, parent, name, st)
         node.handle = handle
         return node
 
-    def _is_hidden(self, parent: Node, name: bytes) -> bool:
+    def is_hidden(self, parent: Node, name: bytes) -> bool:
         """Whether git has removed the name and will create it again."""
-        return bool(self.grants.hidden) and self._inodes.join(parent, name) in self.grants.hidden
+        return bool(self.grants.hidden) and self.join(parent, name) in self.grants.hidden
 
-    def _check_external(self, node: Node, st: os.stat_result) -> None:
+    def check_external(self, node: Node, st: os.stat_result) -> None:
         """Report an external change if `st` differs from the node's fingerprint.
 
         Call it before `st` is shown or used for a change.
@@ -278,7 +309,7 @@ class MountContext:
                 self.external_changes.on_difference(node, st)
             node.fingerprint = current
 
-    def _mark_own_change(self, node: Node) -> None:
+    def mark_own_change(self, node: Node) -> None:
         """Store the node's fingerprint after a change by the mount, so that the watcher's event is not reported as
         external.
         """
@@ -287,14 +318,14 @@ class MountContext:
         except OSError:
             node.fingerprint = UNKNOWN
 
-    def _mark_own_name(self, parent: Node, name: bytes, ino: int) -> None:
+    def mark_own_name(self, parent: Node, name: bytes, ino: int) -> None:
         """Record that the mount has made the name lead to inode `ino`; 0: it has removed the name."""
-        self._own_effects.note_name(parent.ino, name, ino)
+        self.own_effects.note_name(parent.ino, name, ino)
         if self.grants.hidden and ino:
-            self.grants.hidden.discard(self._inodes.join(parent, name))
+            self.grants.hidden.discard(self.join(parent, name))
         parent.fingerprint = UNKNOWN  # the kernel invalidates a directory's attributes when it changes a name in it
 
-    def _attr(self, node: Node, st: os.stat_result) -> bytes:
+    def attr(self, node: Node, st: os.stat_result) -> bytes:
         """Return `fuse_attr` of the node as the mount shows it: with staged names, and with attributes from the upper
         directory.
         """
@@ -305,35 +336,37 @@ class MountContext:
         return self._overlay_attr(node, st)
 
     def _overlay_attr(self, node: Node, st: os.stat_result) -> bytes:
-        if self._temp_files.directories and (names := self._temp_files.names(node)):
+        if self.temp_files.directories and (names := self.temp_files.names(node)):
             return p.with_links(p.pack_attr(st), st.st_nlink + names)
-        if node.is_dir and self._overlay.directories and (dressed := self._attribute_node(node)) is not node:
+        if node.is_dir and self.overlay.directories and (dressed := self.attribute_node(node)) is not node:
             return p.with_number(p.pack_attr(dressed.store.stat(dressed)), st.st_ino)
         return p.pack_attr(st)
 
-    def _attribute_node(self, node: Node) -> Node:
+    def attribute_node(self, node: Node) -> Node:
         """Return the node whose attributes are shown: the upper directory, if it has attributes of its own."""
-        upper_dir = self._overlay.upper_dir(node) if node.is_dir else None
+        upper_dir = self.overlay.upper_dir(node) if node.is_dir else None
         return upper_dir.node if upper_dir is not None and upper_dir.attrs_copied else node
 
-    def _forget_node(self, node_id: int, count: int) -> None:
+    def forget_node(self, node_id: int, count: int) -> None:
         """Drop references of a node, and release the node with the last one."""
-        node = self._inodes.forget(node_id, count)
+        node = self.inodes.forget(node_id, count)
         if node is not None:
             if node.batch is not None:
-                self._enforcer.close_batch(node.id)
+                self.enforcer.close_batch(node.id)
             if node.parent is not None and not node.layer:
-                self._own_effects.note_fingerprint(node.ino, node.fingerprint)
+                self.own_effects.note_fingerprint(node.ino, node.fingerprint)
             node.store.release(node)
+            if node.layer is Layer.SCRATCH and node.parent is None:
+                self.overlay.sizes.forget(node.ino)
 
     def _mounted_over_entry(self, parent: Node, name: bytes, st: os.stat_result) -> bytes:
         """Return the entry of a directory that is a mountpoint below the source, shown empty. EACCES for a file."""
         if not stat.S_ISDIR(st.st_mode):
             raise os_error(errno.EACCES)
-        node = self._inodes.reference_mounted_over(parent, name, st)
+        node = self.inodes.reference_mounted_over(parent, name, st)
         return p.ENTRY_OUT.pack(node.id, 0, 0, 0, 0, 0) + p.pack_attr(st)
 
-    def _with_foreign_names(
+    def with_foreign_names(
         self, node: Node, st: os.stat_result, operation: Operation, context: Context = EXISTS
     ) -> Context:
         """Return `context` with the number of names of the file under which the change is not permitted.
@@ -346,15 +379,15 @@ class MountContext:
         if st.st_nlink > MOST_NAMES:
             return context._replace(foreign_names=st.st_nlink)
         good = 0
-        for parent, name in self._inodes.links(node.ino):
+        for parent, name in self.inodes.links(node.ino):
             try:
                 leads = node.store.leads_to(parent, name, node)
             except OSError:
                 leads = False
             if not leads:
-                self._inodes.drop_link(node.ino, parent, name)
+                self.inodes.drop_link(node.ino, parent, name)
             else:
-                verdict = self._enforcer.decide(Request(operation, self._inodes.join(parent, name)), context)
+                verdict = self.enforcer.decide(Request(operation, self.join(parent, name)), context)
                 if isinstance(verdict, Permit):
                     # A scratch name promises that the source is unchanged, so a change of the source does not count as
                     # permitted there.
@@ -364,13 +397,13 @@ class MountContext:
                     good += verdict.code is Code.LEASED and (parent, name) == (node.parent, node.name)
         return context._replace(foreign_names=st.st_nlink - good)
 
-    def _layer_context(self, node: Node) -> Context:
+    def layer_context(self, node: Node) -> Context:
         """Return the context of a change of which only the node's layer matters."""
         if node.layer is Layer.STAGED:
             return HELD
         return NO_FACTS if node.layer else EXISTS
 
-    def _arriving_change(
+    def arriving_change(
         self, operation: Operation, path: WorkspacePath, directory: int, name: bytes, st: os.stat_result
     ) -> RelatedChange:
         """Return the change that gives the file `name` the path `path`: it is judged as a whole, as if it were created
@@ -383,10 +416,10 @@ class MountContext:
         if request.kind is not Kind.FILE:
             return RelatedChange(request)
         context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=True)
-        head = (lambda: self._source.head_of_entry(directory, name)) if st.st_size else None
+        head = (lambda: self.source.head_of_entry(directory, name)) if st.st_size else None
         return RelatedChange(request, context, head=head)
 
-    def _parent_to_change(self, header: Header, operation: Operation, name: bytes) -> tuple[Node, int]:
+    def parent_to_change(self, header: Header, operation: Operation, name: bytes) -> tuple[Node, int]:
         """Return the directory in which a name will change, and its verified descriptor.
 
         Raises: PermissionError for a name of `.bonobofs`; EXDEV in a directory that is mounted over; ESTALE if the
@@ -394,23 +427,23 @@ class MountContext:
         """
         p.checked_name(name)
         if header.node_id >= virtual_dir.FIRST_ID or (header.node_id == p.ROOT_ID and name == virtual_dir.NAME):
-            above = self._virtual_dir.path(header.node_id) + "/" if header.node_id >= virtual_dir.FIRST_ID else ""
-            self._refuse_virtual(header, operation, above + os.fsdecode(name))
-        parent = self._node(header.node_id)
+            above = self.virtual_dir.path(header.node_id) + "/" if header.node_id >= virtual_dir.FIRST_ID else ""
+            self.refuse_virtual(header, operation, above + os.fsdecode(name))
+        parent = self.node(header.node_id)
         if parent.mounted_over:
             raise os_error(errno.EXDEV)
         if self.repository is not None and self.repository.shared:
             self._check_repository(header, operation, parent, name)
-        if parent.parent is None and parent is not self._inodes.root and not parent.store.place:
+        if parent.parent is None and parent is not self.inodes.root and not parent.store.place:
             raise stale()  # removed or moved behind the mount: it is no longer at its last path
-        if self._moving_trees or self.external_changes.thread_changes:
-            path = self._inodes.join(parent, name)
-            used = (*self._moving_trees, *map(WorkspacePath, self.external_changes.thread_changes.values()))
+        if self.moving_trees or self.external_changes.thread_changes:
+            path = self.join(parent, name)
+            used = (*self.moving_trees, *map(WorkspacePath, self.external_changes.thread_changes.values()))
             if self._is_moving(path) or any(is_within(each, path) for each in used):
                 raise Busy
         return parent, parent.store.directory(parent, changing=True)
 
-    def _effective_mode(self, directory: int, mode: int, umask: int) -> int:
+    def effective_mode(self, directory: int, mode: int, umask: int) -> int:
         """Return the mode for the decision about a new file.
 
         The umask does not apply in a directory with a default ACL.
@@ -424,27 +457,32 @@ class MountContext:
             return mode
         return mode & ~umask
 
-    def _groups(self, header: Header, body: memoryview) -> tuple[int, ...]:
+    def groups(self, header: Header, body: memoryview) -> tuple[int, ...]:
         """Return the caller's groups.
 
         CREATE_SUPP_GROUP has only the directory's group, but an ACL may name another one.
         """
         from_request = p.supplementary_groups(body, header.extensions) if header.extensions else ()
-        if header.uid == 0 or not self._source.privileged:
+        if header.uid == 0 or not self.source.privileged:
             return from_request
         return tuple(sorted({*from_request, *_supplementary_groups(header.pid)}))
 
-    def _act_as(self, header: Header, groups: tuple[int, ...], umask: int) -> None:
-        self._source.act_as(header.uid, header.gid, groups, umask)
+    def run_as(self, header: Header, groups: tuple[int, ...], umask: int, call: Callable[[], Result]) -> Result:
+        """Call a function that creates a file, as the caller of the request. The file system checks its rights."""
+        try:
+            self.source.act_as(header.uid, header.gid, groups, umask)
+            return call()
+        finally:
+            self.source.act_as_self()
 
-    def _pin_for_removal(self, parent: Node, directory: int, name: bytes, st: os.stat_result) -> Node | None:
+    def pin_for_removal(self, parent: Node, directory: int, name: bytes, st: os.stat_result) -> Node | None:
         """Return the node of a name that will be removed, pinned for the processes that have it open."""
-        node = self._close_batch_of(parent, st) if st.st_dev == parent.store.device else None
+        node = self.close_batch_of(parent, st) if st.st_dev == parent.store.device else None
         if node is not None and node.parent is parent and node.name == name:
             node.store.pin(node, directory, name)
         return node
 
-    def _unpin_on_failure(self, node: Node | None, effect: Callable[[], None]) -> None:
+    def unpin_on_failure(self, node: Node | None, effect: Callable[[], None]) -> None:
         """Run the removal. If it fails, unpin the node that was pinned for it."""
         try:
             effect()
@@ -453,10 +491,14 @@ class MountContext:
                 node.store.unpin(node)
             raise
 
-    def _after_unlink(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
+    def after_unlink(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
         """Update the tables after the removal of a name. The node continues under another known name, or under none."""
-        self._inodes.drop_link(st.st_ino + parent.store.ino_offset, parent, name)
-        self._mark_own_name(parent, name, 0)
+        self.inodes.drop_link(st.st_ino + parent.store.ino_offset, parent, name)
+        self.mark_own_name(parent, name, 0)
+        if parent.layer is Layer.SCRATCH:
+            self.overlay.sizes.add_names(self.join(parent, name), -1)
+            if node is None and (st.st_nlink == 1 or stat.S_ISDIR(st.st_mode)):
+                self.overlay.sizes.forget(st.st_ino + parent.store.ino_offset)
         if node is None:
             return
         if node.parent is parent and node.name == name:
@@ -466,29 +508,29 @@ class MountContext:
 
     def _drop_name(self, node: Node, st: os.stat_result) -> None:
         """Give the node another known name, or none."""
-        for other_parent, other_name in self._inodes.links(node.ino):
-            self._inodes.rename(node, other_parent, other_name)
-            self._inodes.note_link(node.ino, other_parent, other_name)
+        for other_parent, other_name in self.inodes.links(node.ino):
+            self.inodes.rename(node, other_parent, other_name)
+            self.inodes.note_link(node.ino, other_parent, other_name)
             node.store.unpin(node)
             return
         if st.st_nlink > 1 and not node.is_dir:
-            self._inodes.orphan(node)
+            self.inodes.orphan(node)
         else:
-            self._inodes.detach(node)
+            self.inodes.detach(node)
 
-    def _close_batch_of(self, parent: Node, st: os.stat_result) -> Node | None:
+    def close_batch_of(self, parent: Node, st: os.stat_result) -> Node | None:
         """Return the node that will be moved or removed, after its write batch is closed under the old path."""
-        node = self._inodes.find(st.st_ino + parent.store.ino_offset)
+        node = self.inodes.find(st.st_ino + parent.store.ino_offset)
         if node is not None:
-            self._check_external(node, st)
+            self.check_external(node, st)
         if node is not None and node.batch is not None:
-            self._enforcer.close_batch(node.id)
+            self.enforcer.close_batch(node.id)
             node.batch = None
         elif stat.S_ISDIR(st.st_mode):
-            self._enforcer.close_batches()  # open files below are decided by their new paths
+            self.enforcer.close_batches()  # open files below are decided by their new paths
         return node
 
-    def _kill_set_ids(self, header: Header, node: Node, fd: int, st: os.stat_result, permit: Permit) -> None:
+    def kill_set_ids(self, header: Header, node: Node, fd: int, st: os.stat_result, permit: Permit) -> None:
         """Clear the set-id bits after a change of content, as the server must under HANDLE_KILLPRIV_V2.
 
         Set-group-id without group execution is kept for a member of the group.
@@ -498,7 +540,7 @@ class MountContext:
             killed |= stat.S_ISGID
         if st.st_mode & killed:
             node.store.set_mode_of(fd, stat.S_IMODE(st.st_mode) & ~killed, permit)
-            self._notifications.inode(node.id, -1, 0)
+            self.notifications.inode(node.id, -1, 0)
 
 
 def is_member(header: Header, gid: int) -> bool:

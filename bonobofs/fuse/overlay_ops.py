@@ -9,44 +9,48 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Callable
+from typing import Final
 
-from bonobofs.enforcement.authorizer import Head, WrongLayerError
+from bonobofs.enforcement.authorizer import RelatedChange, WrongLayerError
 from bonobofs.enforcement.write_batches import WriteBatch
 from bonobofs.errors import os_error
 from bonobofs.fuse.inode_table import Node
-from bonobofs.fuse.mount_context import MOST_NAMES, CrossLayerError, Header
+from bonobofs.fuse.mount_context import MOST_NAMES, CrossLayerError, Header, MountContext
 from bonobofs.fuse.overlay import NAME, UpperDir
 from bonobofs.fuse.temp_files import TempFileOps
 from bonobofs.policy import denials
 from bonobofs.policy.decision import Code, Denied, Layer, Permit
 from bonobofs.policy.denials import ELSEWHERE
-from bonobofs.policy.request import EXISTS, Context, Kind, Operation, Request, WorkspacePath
+from bonobofs.policy.request import EXISTS, Kind, Operation, Request, WorkspacePath
 
 Removal = Callable[[int, bytes, Permit], None]
 
 
-class OverlayOps(TempFileOps):
+class OverlayOps:
     """What the handlers do for paths in the overlay."""
+
+    def __init__(self, mount: MountContext, staged: TempFileOps) -> None:
+        self._mount: Final = mount
+        self._staged: Final = staged
 
     # -- layers
 
-    def _resolve_layer(self, parent: Node, directory: int, name: bytes) -> tuple[Node, int]:
+    def resolve_layer(self, parent: Node, directory: int, name: bytes) -> tuple[Node, int]:
         """Return the directory that has the shown name, of the source or of the overlay, and its descriptor.
 
         FileNotFoundError: the name is a whiteout.
         """
-        upper_dir = self._overlay.upper_dir(parent)
+        upper_dir = self._mount.overlay.upper_dir(parent)
         if upper_dir is None:
             return parent, directory
         if name in upper_dir.names:
-            return upper_dir.node, self._overlay.store.directory(upper_dir.node, changing=True)
+            return upper_dir.node, self._mount.overlay.store.directory(upper_dir.node, changing=True)
         if name in upper_dir.whiteouts:
             raise os_error(errno.ENOENT)
         return parent, directory
 
-    def _target_dir(
+    def target_dir(
         self, header: Header, request: Request, parent: Node, directory: int, permit: Permit
     ) -> tuple[Node, int]:
         """Return the directory for a new name, in the layer of the permit, and its descriptor.
@@ -56,12 +60,12 @@ class OverlayOps(TempFileOps):
         """
         name = os.fsencode(request.path.rpartition("/")[2])
         if permit.layer is Layer.SCRATCH:
-            self._check_quota(header, request, more=NAME)
-            self._check_state_disk(header, request, NAME, 1)
+            self.check_quota(header, request, more=NAME)
+            self._staged.check_state_disk(header, request, NAME, 1)
         elif header.uid:
-            self._source.check_reserve(NAME)
+            self._mount.source.check_reserve(NAME)
         if permit.layer is parent.layer:
-            upper_dir = self._overlay.upper_dir(parent)
+            upper_dir = self._mount.overlay.upper_dir(parent)
             if upper_dir is not None:
                 # the policy has changed: the path is no longer scratch, so the source is shown
                 upper_dir.whiteouts.discard(name)
@@ -70,69 +74,64 @@ class OverlayOps(TempFileOps):
             raise WrongLayerError(permit)
         if permit.layer is Layer.STAGED:
             return parent, directory
-        upper_dir = self._overlay.ensure_upper_dir(parent, permit)
+        upper_dir = self._mount.overlay.ensure_upper_dir(parent, permit)
         if name in upper_dir.names or (name not in upper_dir.whiteouts and inode_number(directory, name)):
             raise os_error(errno.EEXIST)
-        self._overlay.remove_upper_dir(self._inodes.join(parent, name), permit)
-        return upper_dir.node, self._overlay.store.directory(upper_dir.node, changing=True)
+        self._mount.overlay.remove_upper_dir(self._mount.join(parent, name), permit)
+        return upper_dir.node, self._mount.overlay.store.directory(upper_dir.node, changing=True)
 
-    def _add_upper(self, parent: Node, target_dir: Node, name: bytes) -> None:
+    def add_upper(self, parent: Node, target_dir: Node, name: bytes) -> None:
         """Add a name that was created in `target_dir` to the overlay, if it is there."""
         if target_dir.layer is Layer.SCRATCH:
-            self._overlay.sizes.add_names(self._inodes.join(parent, name), 1)
+            self._mount.overlay.sizes.add_names(self._mount.join(parent, name), 1)
         if target_dir is not parent:
-            upper_dir = self._overlay.directories[self._inodes.path(parent)]
-            self._overlay.add_upper(upper_dir, name)
+            upper_dir = self._mount.overlay.directories[self._mount.path(parent)]
+            self._mount.overlay.add_upper(upper_dir, name)
 
-    def _hide_name(self, parent: Node, name: bytes, permit: Permit) -> None:
+    def hide_name(self, parent: Node, name: bytes, permit: Permit) -> None:
         """Hide a name that was removed from the overlay. Add a whiteout if the source has it."""
         if permit.layer is Layer.SCRATCH and not parent.layer:
-            upper_dir = self._overlay.ensure_upper_dir(parent, permit)
+            upper_dir = self._mount.overlay.ensure_upper_dir(parent, permit)
             below = inode_number(parent.store.directory(parent), name)
-            self._overlay.hide(upper_dir, name, below=below > 0)
-            self._own_effects.note_name(parent.ino, name, below)  # the name of the source is unchanged
+            self._mount.overlay.hide(upper_dir, name, below=below > 0)
+            self._mount.own_effects.note_name(parent.ino, name, below)  # the name of the source is unchanged
 
     # -- lookups
 
-    def _lookup_upper(self, parent: Node, name: bytes) -> bytes | None:
+    def lookup_upper(self, parent: Node, name: bytes) -> bytes | None:
         """Return the entry of a name that the upper directory has or hides; None if the source decides."""
-        upper_dir = self._overlay.upper_dir(parent)
+        upper_dir = self._mount.overlay.upper_dir(parent)
         if upper_dir is None:
             return None
         if name in upper_dir.names:
-            return self._upper_entry(upper_dir, name)
-        return self._no_entry if name in upper_dir.whiteouts else None
+            return self.upper_entry(upper_dir, name)
+        return self._mount.no_entry if name in upper_dir.whiteouts else None
 
-    def _upper_entry(self, upper_dir: UpperDir, name: bytes) -> bytes:
-        return self._entry(upper_dir.node, name, self._overlay.store.stat_entry(upper_dir.node, name))
+    def upper_entry(self, upper_dir: UpperDir, name: bytes) -> bytes:
+        return self._mount.entry(upper_dir.node, name, self._mount.overlay.store.stat_entry(upper_dir.node, name))
 
     # -- copy-up
 
-    def _resolve(
-        self,
-        header: Header,
-        node: Node,
-        request: Request,
-        st: os.stat_result,
-        context: Context,
-        head: Head | None = None,
+    def resolve(
+        self, header: Header, node: Node, st: os.stat_result, change: RelatedChange
     ) -> tuple[Node, os.stat_result, Permit]:
         """Ask for the permit of a change of a node. Return the node in the permit's layer, its stat, and the permit.
 
-        `head` returns the first bytes after the change; None: the change keeps them. Raises: Refused; WrongLayerError.
+        Raises: Refused; WrongLayerError.
         """
+        request, context, _, head = change
         if request.kind is Kind.FILE and (st.st_nlink > 1 or node.parent is None):
-            if head is not None and self._enforcer.policy.judges_content:
-                # the other names of the file may be under another rule
-                context, head = context._replace(head=head()), None
-            context = self._with_foreign_names(node, st, request.operation, context)
-        permit = self._enforcer.permit(request, context, self._caller(header), head=head)
+            if head is not None and self._mount.enforcer.policy.judges_content:
+                context = context._replace(head=head())  # the other names of the file may be under another rule
+            context = self._mount.with_foreign_names(node, st, request.operation, context)
+            change = RelatedChange(request, context)
+        permit = self._mount.permit(header, change)
         if permit.layer is node.layer:
             return node, st, permit
-        node = self._copy_up(header, node, permit)
+        node = self.copy_up(header, node, permit)
         return node, node.store.stat(node), permit
 
-    def _copy_up(self, header: Header, node: Node, permit: Permit) -> Node:
+    def copy_up(self, header: Header, node: Node, permit: Permit) -> Node:
         """Copy a node of the source to the overlay, where the permit is for. Return the node to change.
 
         Raises: WrongLayerError if the permit is not for the overlay, or the node is in another layer than the source;
@@ -140,23 +139,23 @@ class OverlayOps(TempFileOps):
         """
         if node.layer or permit.layer is not Layer.SCRATCH:
             raise WrongLayerError(permit)
-        request = Request(Operation.WRITE_FILE, self._inodes.path(node), node.kind)
+        request = Request(Operation.WRITE_FILE, self._mount.path(node), node.kind)
         if node.is_dir:
-            self._check_state_disk(header, request, NAME, 1)
-            upper_dir = self._overlay.ensure_upper_dir(node, permit)
+            self._staged.check_state_disk(header, request, NAME, 1)
+            upper_dir = self._mount.overlay.ensure_upper_dir(node, permit)
             if not upper_dir.attrs_copied:
-                self._overlay.store.copy_attributes(upper_dir.node, node, permit)
+                self._mount.overlay.store.copy_attributes(upper_dir.node, node, permit)
                 upper_dir.attrs_copied = True
             return upper_dir.node
         st = node.store.stat(node)
         if node.kind is Kind.FILE:
             self._check_scratch_alone(header, node, request)
-            self._check_quota(header, request, node.ino, st.st_size, more=NAME)
-        self._check_state_disk(header, request, st.st_blocks * 512 + NAME, 1)
-        self._close_batch(node)
-        for parent, name in self._overlay.copy_up(node, permit):
-            self._notifications.entry(parent.id, name)  # the name leads to another file now
-        self._notifications.inode(node.id, -1, 0)
+            self.check_quota(header, request, node.ino, st.st_size, more=NAME)
+        self._staged.check_state_disk(header, request, st.st_blocks * 512 + NAME, 1)
+        self._staged.close_batch(node)
+        for parent, name in self._mount.overlay.copy_up(node, permit):
+            self._mount.notifications.entry(parent.id, name)  # the name leads to another file now
+        self._mount.notifications.inode(node.id, -1, 0)
         return node
 
     def _check_scratch_alone(self, header: Header, node: Node, request: Request) -> None:
@@ -165,11 +164,11 @@ class OverlayOps(TempFileOps):
 
         A program that opened the other name would write to the overlay, and lose the data at the end of the session.
         """
-        links = self._inodes.links(node.ino)
+        links = self._mount.inodes.links(node.ino)
         if len(links) > MOST_NAMES:
-            raise self._enforcer.deny(Denied(*denials.HARDLINK, request.path, request.operation), self._caller(header))
+            raise self._mount.deny(header, Denied(*denials.HARDLINK, request.path, request.operation))
         for parent, name in links:
-            verdict = self._enforcer.decide(Request(request.operation, self._inodes.join(parent, name)), EXISTS)
+            verdict = self._mount.enforcer.decide(Request(request.operation, self._mount.join(parent, name)), EXISTS)
             if isinstance(verdict, Permit) and verdict.layer is Layer.SCRATCH:
                 continue
             try:
@@ -177,26 +176,24 @@ class OverlayOps(TempFileOps):
             except OSError:
                 leads = False
             if leads:
-                raise self._enforcer.deny(
-                    Denied(*denials.HARDLINK, request.path, request.operation), self._caller(header)
-                )
+                raise self._mount.deny(header, Denied(*denials.HARDLINK, request.path, request.operation))
 
-    def _check_quota(self, header: Header, request: Request, number: int = -1, size: int = 0, *, more: int = 0) -> None:
+    def check_quota(self, header: Header, request: Request, number: int = -1, size: int = 0, *, more: int = 0) -> None:
         """Raise Refused if the [[scratch]] has no room for a file of this size and `more` bytes."""
-        denied = self._overlay.sizes.refusal(request, number, size, more=more)
+        denied = self._mount.overlay.sizes.refusal(request, number, size, more=more)
         if denied is not None:
-            raise self._enforcer.deny(denied, self._caller(header))
+            raise self._mount.deny(header, denied)
 
-    def _check_free_space(self, header: Header, node: Node, request: Request, needed: int) -> None:
+    def check_free_space(self, header: Header, node: Node, request: Request, needed: int) -> None:
         """Raise ENOSPC if the change allocates `needed` bytes that are reserved."""
         if node.layer is not Layer.SCRATCH:
             node.store.check_reserve(needed)
         elif needed > 0:
-            self._check_state_disk(header, request, needed)
+            self._staged.check_state_disk(header, request, needed)
 
     # -- removal
 
-    def _removal(self, layer_dir: Node, permit: Permit, effect: Removal) -> Removal:
+    def removal(self, layer_dir: Node, permit: Permit, effect: Removal) -> Removal:
         """Return the function that removes a name: `effect` in the layer of the permit, or none if the source's file is
         only hidden.
         """
@@ -206,56 +203,44 @@ class OverlayOps(TempFileOps):
             raise WrongLayerError(permit)
         return _stays
 
-    def _check_shown_empty(
+    def check_shown_empty(
         self, layer_dir: Node, directory: int, name: bytes, path: WorkspacePath, permit: Permit
     ) -> None:
         """Raise ENOTEMPTY if the directory shows an upper, staged or remaining name of the source."""
-        self._check_none_staged(path)
-        if layer_dir.layer or not (permit.layer or self._overlay.directories):
+        self._staged.check_none_staged(path)
+        if layer_dir.layer or not (permit.layer or self._mount.overlay.directories):
             return
-        upper_dir = self._overlay.directories.get(path)
+        upper_dir = self._mount.overlay.directories.get(path)
         full = upper_dir is not None and bool(upper_dir.names)
         if permit.layer:
             gone = upper_dir.whiteouts if upper_dir is not None else set()
-            full = full or any(each not in gone for each in self._source.names_in(directory, name))
+            full = full or any(each not in gone for each in self._mount.source.names_in(directory, name))
         if full:
             raise os_error(errno.ENOTEMPTY)
 
     # -- usage and denials
 
-    def _note_size(self, node: Node | None, path: WorkspacePath) -> None:
+    def note_size(self, node: Node | None, path: WorkspacePath) -> None:
         """Update the size of an overlay file, and the [[scratch]] that it counts towards."""
         if node is not None and node.layer is Layer.SCRATCH and node.kind is Kind.FILE and node.parent is not None:
-            self._overlay.sizes.recount(node.ino, path)
-            self._overlay.sizes.set_size(node.ino, path, node.store.stat(node).st_size)
+            self._mount.overlay.sizes.recount(node.ino, path)
+            self._mount.overlay.sizes.set_size(node.ino, path, node.store.stat(node).st_size)
 
-    def _limit_batch(self, batch: WriteBatch, node: Node, size: int) -> WriteBatch:
+    def limit_batch(self, batch: WriteBatch, node: Node, size: int) -> WriteBatch:
         """Limit a batch to the size that the quota was checked for."""
-        if node.layer is Layer.SCRATCH and self._overlay.sizes.is_limited(batch.request.path):
+        if node.layer is Layer.SCRATCH and self._mount.overlay.sizes.is_limited(batch.request.path):
             batch.limit = size
         return batch
 
-    def _show_cross_layer_denial(
+    def show_cross_layer_denial(
         self, header: Header, operation: Operation, path: WorkspacePath, error: OSError
     ) -> None:
         """Record in `denials.jsonl` why a rename or link fails with EXDEV."""
         if error.errno == errno.EXDEV:
             words = error.words if isinstance(error, CrossLayerError) else ELSEWHERE
-            self._enforcer.denial_recorder.show(Denied(Code.ELSEWHERE, *words, path, operation), self._caller(header))
-
-    def _after_unlink(self, node: Node | None, parent: Node, name: bytes, st: os.stat_result) -> None:
-        super()._after_unlink(node, parent, name, st)
-        if parent.layer is not Layer.SCRATCH:
-            return
-        self._overlay.sizes.add_names(self._inodes.join(parent, name), -1)
-        if node is None and (st.st_nlink == 1 or stat.S_ISDIR(st.st_mode)):
-            self._overlay.sizes.forget(st.st_ino + parent.store.ino_offset)
-
-    def _forget_node(self, node_id: int, count: int) -> None:
-        node = self._nodes.get(node_id)
-        super()._forget_node(node_id, count)
-        if node is not None and node.layer is Layer.SCRATCH and node.parent is None and node.lookups <= 0:
-            self._overlay.sizes.forget(node.ino)
+            self._mount.enforcer.denial_recorder.show(
+                Denied(Code.ELSEWHERE, *words, path, operation), self._mount.caller(header)
+            )
 
 
 def _stays(_directory: int, _name: bytes, _leave: Permit) -> None:

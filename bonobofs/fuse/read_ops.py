@@ -11,25 +11,20 @@ from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.fd_cache import R, stale
 from bonobofs.fuse.inode_table import Node
-from bonobofs.fuse.mount_context import (
-    NOTHING,
-    Handler,
-    Header,
-    MountContext,
-    Reply,
-)
+from bonobofs.fuse.mount_context import NOTHING, Handler, Header, MountContext, Reply
 from bonobofs.fuse.slices import Job, Steps
 from bonobofs.fuse.splice import FileRange
 
 
-class ReadOps(MountContext):
+class ReadOps:
     """Handlers that read files and sync them."""
 
     _buffer: Final = memoryview(bytearray(p.MAX_WRITE))
 
-    def _read_handlers(self) -> dict[int, Handler]:
+    def __init__(self, mount: MountContext) -> None:
+        self._mount: Final = mount
         o = p.Opcode
-        return {
+        self.handlers: Final[dict[int, Handler]] = {
             o.READ: self._read,
             o.LSEEK: self._lseek,
             o.FSYNC: self._fsync,
@@ -40,10 +35,10 @@ class ReadOps(MountContext):
         _, offset, size, _, _, _, _ = p.READ_IN.unpack_from(body)
         if header.node_id >= virtual_dir.FIRST_ID:
             try:
-                return self._virtual_dir.read(header.node_id, offset, size)
+                return self._mount.virtual_dir.read(header.node_id, offset, size)
             except KeyError:
                 raise stale() from None
-        node = self._node(header.node_id)
+        node = self._mount.node(header.node_id)
         fd = node.store.file(node, R)
         if size >= FileRange.MIN_LENGTH:
             length = min(size, os.fstat(fd).st_size - offset)
@@ -57,22 +52,22 @@ class ReadOps(MountContext):
         _, offset, whence, _ = p.LSEEK_IN.unpack_from(body)
         if header.node_id >= virtual_dir.FIRST_ID:
             try:
-                size = len(self._virtual_dir.read(header.node_id, 0, 1 << 62))
+                size = len(self._mount.virtual_dir.read(header.node_id, 0, 1 << 62))
             except KeyError:
                 raise os_error(errno.EINVAL) from None
             if not 0 <= offset < size:
                 raise os_error(errno.ENXIO)
             return p.LSEEK_OUT.pack(offset if whence == os.SEEK_DATA else size)
-        node = self._node(header.node_id)
+        node = self._mount.node(header.node_id)
         return p.LSEEK_OUT.pack(os.lseek(node.store.file(node, R), offset, whence))
 
     def _fsync(self, header: Header, body: memoryview) -> Reply:
         if header.node_id >= virtual_dir.FIRST_ID:
             return NOTHING
-        node = self._node(header.node_id)
+        node = self._mount.node(header.node_id)
         _, flags, _ = p.FSYNC_IN.unpack_from(body)
         if node.batch is not None:
-            self._enforcer.close_batch(node.id)
+            self._mount.enforcer.close_batch(node.id)
         return self._sync(node, data_only=bool(flags & 1))
 
     def _sync(self, node: Node, *, data_only: bool) -> Steps:
@@ -81,7 +76,7 @@ class ReadOps(MountContext):
         sync_file = os.fdatasync if data_only else os.fsync
 
         def sync() -> None:
-            self._enforcer.trail.sync()
+            self._mount.enforcer.trail.sync()
             sync_file(fd)
 
         job = Job(sync)

@@ -14,11 +14,11 @@ from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_after_rename
 from bonobofs.fuse.inode_table import Node, joined
-from bonobofs.fuse.mount_context import LEAVES, NOTHING, CrossLayerError, Handler, Header, Reply
+from bonobofs.fuse.mount_context import LEAVES, NOTHING, CrossLayerError, Handler, Header, MountContext, Reply
 from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.overlay_ops import OverlayOps
 from bonobofs.fuse.slices import Steps, finished
-from bonobofs.fuse.temp_files import End
+from bonobofs.fuse.temp_files import End, TempFileOps
 from bonobofs.policy import denials
 from bonobofs.policy.decision import Layer, Permit, Refused
 from bonobofs.policy.request import EXISTS, Context, Kind, Operation, Request, WorkspacePath, kind_of
@@ -28,15 +28,15 @@ _ATTEMPTS: Final = 3
 """Maximum of attempts to authorize a move."""
 
 
-class RenameOps(OverlayOps):
+class RenameOps:
     """Handlers that rename."""
 
-    def _rename_handlers(self) -> dict[int, Handler]:
+    def __init__(self, mount: MountContext, staged: TempFileOps, layers: OverlayOps) -> None:
+        self._mount: Final = mount
+        self._staged: Final = staged
+        self._layers: Final = layers
         o = p.Opcode
-        return {
-            o.RENAME: self._rename_plain,
-            o.RENAME2: self._rename_flags,
-        }
+        self.handlers: Final[dict[int, Handler]] = {o.RENAME: self._rename_plain, o.RENAME2: self._rename_flags}
 
     def _rename_plain(self, header: Header, body: memoryview) -> Reply:
         (target_id,) = p.RENAME_IN.unpack_from(body)
@@ -60,13 +60,13 @@ class RenameOps(OverlayOps):
 
     def _rename_ends(self, header: Header, source: End, target: End, flags: int) -> Steps:
         try:
-            if self._temp_files.directories and self._rename_staged(header, source, target, flags):
+            if self._mount.temp_files.directories and self._staged.rename_staged(header, source, target, flags):
                 return NOTHING
             if source.st is None:
                 raise os_error(errno.ENOENT)
             return (yield from self._rename_in_a_layer(header, source, target, flags))
         except OSError as error:
-            self._show_cross_layer_denial(header, Operation.RENAME, source.path, error)
+            self._layers.show_cross_layer_denial(header, Operation.RENAME, source.path, error)
             raise
 
     def _rename_in_a_layer(self, header: Header, source: End, target: End, flags: int) -> Steps:
@@ -88,11 +88,8 @@ class RenameOps(OverlayOps):
                 details[REPLACES] = True
         assert source.st is not None
         request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
-        move = self._rename_in_overlay if layer else self._rename_in_source
-        with self._enforcer.authorize(
-            request, *permits, caller=self._caller(header), details=details, layer=layer
-        ) as permit:
-            move(source, target, flags, permit)
+        with self._mount.authorize(header, request, *permits, details=details, layer=layer) as permit:
+            self._move(source, target, flags, permit)
         return NOTHING
 
     def _layer_of_move(self, source: End, target: End, permits: list[Permit], *, exchange: bool) -> Layer:
@@ -112,27 +109,48 @@ class RenameOps(OverlayOps):
     def _check_source_ends(self, source: End, target: End, *, exchange: bool) -> None:
         """EXDEV: an exchange of directories with upper directories. EBUSY: the companion uses a directory."""
         ends = (source, target) if exchange else (source,)
-        if exchange and any(next(self._overlay.upper_dirs_below(end.path), None) for end in ends):
+        if exchange and any(next(self._mount.overlay.upper_dirs_below(end.path), None) for end in ends):
             raise os_error(errno.EXDEV)
-        if any(end.st is not None and stat.S_ISDIR(end.st.st_mode) and self.is_in_use(end.path) for end in ends):
+        if any(end.st is not None and stat.S_ISDIR(end.st.st_mode) and self._mount.is_in_use(end.path) for end in ends):
             raise os_error(errno.EBUSY)
 
-    def _rename_in_source(self, source: End, target: End, flags: int, permit: Permit) -> None:
-        exchange = bool(flags & syscalls.RENAME_EXCHANGE)
-        st, replaced, same = source.st, target.st, _is_same_file(source, target)
+    def _move(self, source: End, target: End, flags: int, permit: Permit) -> None:
+        """Rename in the layer of the permit. In the overlay, a file of the source under either name is hidden."""
+        exchange, same = bool(flags & syscalls.RENAME_EXCHANGE), _is_same_file(source, target)
+        st, replaced, place, store = source.st, target.st, target, self._mount.source
         assert st is not None
-        moved, other = self._close_batch_of(source.parent, st), None
+        moved, other = self._mount.close_batch_of(source.parent, st), None
         if replaced is not None and exchange:
-            other = self._close_batch_of(target.parent, replaced)
+            other = self._mount.close_batch_of(target.parent, replaced)
         elif replaced is not None and not same:
-            self._check_shown_empty(target.parent, target.directory, target.name, target.path, permit)
-            other = self._pin_for_removal(target.parent, target.directory, target.name, replaced)
-        ends = source.directory, source.name, target.directory, target.name
-        self._unpin_on_failure(other, lambda: self._source.rename(*ends, flags, permit))
-        if not same:
-            self._note_renamed(source, st, moved, target, target, other, exchange=exchange)
-            self._move_staged(source, target, exchange=exchange)
+            if stat.S_ISDIR(replaced.st_mode):
+                self._layers.check_shown_empty(target.parent, target.directory, target.name, target.path, permit)
+            other = self._mount.pin_for_removal(target.parent, target.directory, target.name, replaced)
+        if permit.layer:
+            place, store = self._upper_end(target, permit), self._mount.overlay.store
+        ends = source.directory, source.name, place.directory, target.name
+        self._mount.unpin_on_failure(other, lambda: store.rename(*ends, flags, permit))
+        if same:
+            return
+        self._note_renamed(source, st, moved, target, place, other, exchange=exchange)
+        if permit.layer:
+            if not exchange:
+                self._layers.hide_name(source.shown, source.name, permit)
+                self._layers.add_upper(target.shown, place.parent, target.name)
+                self._mount.overlay.sizes.add_names(source.path, -1)
+            self._layers.note_size(moved, target.path)
+            self._layers.note_size(other if exchange else None, source.path)
+        else:
+            self._staged.move_staged(source, target, exchange=exchange)
             self._move_upper(source, target, permit, exchange=exchange)
+
+    def _upper_end(self, target: End, permit: Permit) -> End:
+        """Return the target in the upper layer."""
+        overlay, parent = self._mount.overlay, target.parent
+        if not parent.layer:
+            parent = overlay.ensure_upper_dir(target.shown, permit).node
+            overlay.remove_upper_dir(target.path, permit)
+        return target._replace(parent=parent, directory=overlay.store.directory(parent, changing=True))
 
     def _ends_in_overlay(
         self, header: Header, source: End, target: End, permits: list[Permit], flags: int
@@ -147,46 +165,16 @@ class RenameOps(OverlayOps):
         self._check_moved_quota(header, source, target, exchange=exchange)
         return source, target
 
-    def _rename_in_overlay(self, source: End, target: End, flags: int, permit: Permit) -> None:
-        """Move a name of the upper layer. A file of the source under the new name is hidden."""
-        exchange = bool(flags & syscalls.RENAME_EXCHANGE)
-        st, replaced, store = source.st, target.st, self._overlay.store
-        assert st is not None
-        moved, other = self._close_batch_of(source.parent, st), None
-        if replaced is not None and exchange:
-            other = self._close_batch_of(target.parent, replaced)
-        elif replaced is not None:
-            other = self._pin_replaced_upper(target, replaced, permit)
-        target_dir = target.parent if target.parent.layer else self._overlay.ensure_upper_dir(target.shown, permit).node
-        if target_dir is not target.parent:
-            self._overlay.remove_upper_dir(target.path, permit)
-        above = target._replace(parent=target_dir, directory=store.directory(target_dir, changing=True))
-        ends = source.directory, source.name, above.directory, target.name
-        self._unpin_on_failure(other, lambda: store.rename(*ends, flags & syscalls.RENAME_EXCHANGE, permit))
-        self._note_renamed(source, st, moved, target, above, other, exchange=exchange)
-        if not exchange:
-            self._hide_name(source.shown, source.name, permit)
-            self._add_upper(target.shown, target_dir, target.name)
-            self._overlay.sizes.add_names(source.path, -1)
-        self._note_size(moved, target.path)
-        if exchange:
-            self._note_size(other, source.path)
-
-    def _pin_replaced_upper(self, target: End, replaced: os.stat_result, permit: Permit) -> Node | None:
-        if stat.S_ISDIR(replaced.st_mode):
-            self._check_shown_empty(target.parent, target.directory, target.name, target.path, permit)
-        return self._pin_for_removal(target.parent, target.directory, target.name, replaced)
-
     def _copied_up_end(self, header: Header, end: End, permit: Permit) -> End:
         """Return the end after its file was copied up from the source."""
         if end.parent.layer or end.st is None:
             return end
-        node = self._inodes.reference(end.parent, end.name, end.st)
+        node = self._mount.inodes.reference(end.parent, end.name, end.st)
         try:
-            self._copy_up(header, node, permit)
+            self._layers.copy_up(header, node, permit)
         finally:
-            self._forget_node(node.id, 1)
-        parent, directory = self._resolve_layer(end.shown, end.directory, end.name)
+            self._mount.forget_node(node.id, 1)
+        parent, directory = self._layers.resolve_layer(end.shown, end.directory, end.name)
         st = os.stat(end.name, dir_fd=directory, follow_symlinks=False)
         return end._replace(parent=parent, directory=directory, st=st)
 
@@ -195,7 +183,7 @@ class RenameOps(OverlayOps):
 
         EXDEV for a directory that would change its quota.
         """
-        policy = self._enforcer.policy
+        policy = self._mount.enforcer.policy
         old, new = policy.scratch_table(source.path), policy.scratch_table(target.path)
         if old is new or old is None or new is None:
             return
@@ -203,15 +191,15 @@ class RenameOps(OverlayOps):
             assert end.st is not None
             if stat.S_ISDIR(end.st.st_mode):
                 raise CrossLayerError(denials.TWO_SCRATCH)
-            self._check_quota(header, Request(Operation.RENAME, path), size=end.st.st_size, more=NAME)
+            self._layers.check_quota(header, Request(Operation.RENAME, path), size=end.st.st_size, more=NAME)
 
     def _upper_changes(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange | None]:
         """Yield the changes of upper directories that move with a directory of the source.
 
         All must be scratch at the new path too.
         """
-        store = self._overlay.store
-        for at, upper_dir in list(self._overlay.upper_dirs_below(origin.path)):
+        store = self._mount.overlay.store
+        for at, upper_dir in list(self._mount.overlay.upper_dirs_below(origin.path)):
             new_path = WorkspacePath(path + at[len(origin.path) :])
             for name in upper_dir.whiteouts - upper_dir.names.keys():
                 yield _arriving_in_overlay(joined(new_path, name), EXISTS)
@@ -231,23 +219,23 @@ class RenameOps(OverlayOps):
 
     def _move_upper(self, source: End, target: End, permit: Permit, *, exchange: bool) -> None:
         """Move the upper directories with their directory of the source, and remove that of the replaced one."""
-        if self._overlay.directories and not exchange:
-            self._overlay.remove_upper_dir(target.path, permit)
-            self._overlay.move_upper_dir(target.parent, target.name, source.path, target.path, permit)
+        if self._mount.overlay.directories and not exchange:
+            self._mount.overlay.remove_upper_dir(target.path, permit)
+            self._mount.overlay.move_upper_dir(target.parent, target.name, source.path, target.path, permit)
 
     def _end_again(self, header: Header, end: End) -> End:
         """Return the end as it is now, after other requests were served."""
         return self._end(header._replace(node_id=end.shown.id), end.name)
 
     def _end(self, header: Header, name: bytes) -> End:
-        parent, directory = self._parent_to_change(header, Operation.RENAME, name)
+        parent, directory = self._mount.parent_to_change(header, Operation.RENAME, name)
         layer_dir = parent
         try:
-            layer_dir, directory = self._resolve_layer(parent, directory, name)
+            layer_dir, directory = self._layers.resolve_layer(parent, directory, name)
             st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             st = None
-        return End(parent, layer_dir, directory, name, self._inodes.join(parent, name), st)
+        return End(parent, layer_dir, directory, name, self._mount.join(parent, name), st)
 
     def _judge_move(
         self, header: Header, source: End, target: End, *, exchange: bool
@@ -263,28 +251,27 @@ class RenameOps(OverlayOps):
         if not any(end.st is not None and stat.S_ISDIR(end.st.st_mode) for end in ends):
             return source, target, self._judge_ends(header, source, target, exchange=exchange)
         for _ in range(_ATTEMPTS):
-            request_number, state = self._source.request_number, self._enforcer.state
+            request_number, state = self._mount.source.request_number, self._mount.enforcer.state
             trees = [source.path, target.path]
-            self._moving_trees.extend(trees)
+            self._mount.moving_trees.extend(trees)
             try:
                 permits = self._judge_ends(header, source, target, exchange=exchange)
                 yield from self._judge_below(header, source, target, exchange=exchange)
             finally:
                 for tree in trees:
-                    self._moving_trees.remove(tree)
-            if request_number == self._source.request_number:
+                    self._mount.moving_trees.remove(tree)
+            if request_number == self._mount.source.request_number:
                 return source, target, permits
             before, source, target = (source, target), self._end_again(header, source), self._end_again(header, target)
             if source.st is None:
                 raise os_error(errno.ENOENT)
-            if state == self._enforcer.state and all(map(_is_same, before, (source, target))):
+            if state == self._mount.enforcer.state and all(map(_is_same, before, (source, target))):
                 return source, target, self._judge_ends(header, source, target, exchange=exchange)
         raise os_error(errno.EBUSY)
 
     def _judge_ends(self, header: Header, source: End, target: End, *, exchange: bool) -> list[Permit]:
         """Return the permits for the names of the two ends: first for the source's."""
         assert source.st is not None
-        caller = self._caller(header)
         leaving = RelatedChange(Request(Operation.RENAME, source.path, kind_of(source.st.st_mode)), LEAVES)
         changes = [leaving, self._arriving_end(source, source.st, target.path)]
         if target.st is not None:
@@ -292,18 +279,17 @@ class RenameOps(OverlayOps):
             changes.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(target.st.st_mode)), context))
             if exchange:
                 changes.append(self._arriving_end(target, target.st, source.path))
-        return [self._enforcer.permit(each.request, each.context, caller, head=each.head) for each in changes]
+        return [self._mount.permit(header, each) for each in changes]
 
     def _judge_below(self, header: Header, source: End, target: End, *, exchange: bool) -> Iterator[None]:
         """Authorize what is below the moved directories, and yield where other requests may be served."""
         moved = ((source, target.path), (target, source.path)) if exchange else ((source, target.path),)
-        caller = self._caller(header)
         wrong_layer: End | None = None
         try:
             for end, path in moved:
                 for change in self._changes_below(end, path):
                     if change is not None:
-                        permit = self._enforcer.permit(change.request, change.context, caller, head=change.head)
+                        permit = self._mount.permit(header, change)
                         expected = Layer.SCRATCH if end.parent.layer else change.layer
                         if expected is not None and permit.layer is not expected:
                             wrong_layer = end
@@ -318,23 +304,23 @@ class RenameOps(OverlayOps):
 
     def _not_moved(self, end: End) -> CrossLayerError:
         """Return EXDEV for an end that is not a file, and would be moved to another layer."""
-        is_scratch = not end.parent.layer and self._enforcer.policy.scratch_table(end.path)
+        is_scratch = not end.parent.layer and self._mount.enforcer.policy.scratch_table(end.path)
         return CrossLayerError(denials.OF_SOURCE if is_scratch else denials.ELSEWHERE)
 
     def _note_failure(self, header: Header, source: End, target: End, error: OSError) -> None:
         """Record that a directory could not be read, so that nothing was moved."""
         assert source.st is not None
         request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
-        self._enforcer.record_call(
+        self._mount.enforcer.record_call(
             request,
             LEAVES,
-            caller=self._caller(header),
+            caller=self._mount.caller(header),
             details={"to": target.path},
             error=error.errno or errno.EIO,
         )
 
     def _arriving_end(self, origin: End, st: os.stat_result, path: WorkspacePath) -> RelatedChange:
-        return self._arriving_change(Operation.RENAME, path, origin.directory, origin.name, st)
+        return self._mount.arriving_change(Operation.RENAME, path, origin.directory, origin.name, st)
 
     def _changes_below(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange | None]:
         """Yield two changes for everything below a moved directory: it leaves its path and appears at another.
@@ -343,12 +329,12 @@ class RenameOps(OverlayOps):
         """
         if origin.st is None or not stat.S_ISDIR(origin.st.st_mode):
             return
-        if self._temp_files.directories:
-            yield from self._staged_changes(origin, path)
-        if self._overlay.directories and not origin.parent.layer:
+        if self._mount.temp_files.directories:
+            yield from self._staged.staged_changes(origin, path)
+        if self._mount.overlay.directories and not origin.parent.layer:
             yield from self._upper_changes(origin, path)
         # The descriptor in `origin` may have been closed since the first slice.
-        for below in self._source.walk(origin.parent.store.directory(origin.parent), origin.name):
+        for below in self._mount.source.walk(origin.parent.store.directory(origin.parent), origin.name):
             if below is None:
                 yield None
                 continue
@@ -356,7 +342,7 @@ class RenameOps(OverlayOps):
             # The source's own files at scratch paths move with their directory.
             yield RelatedChange(Request(Operation.RENAME, leaving, kind_of(below.st.st_mode)), LEAVES, None)
             arriving = WorkspacePath(f"{path}/{below.path}")
-            change = self._arriving_change(Operation.RENAME, arriving, below.directory, below.name, below.st)
+            change = self._mount.arriving_change(Operation.RENAME, arriving, below.directory, below.name, below.st)
             if not origin.parent.layer:
                 change = change._replace(context=change.context._replace(carried=True))
             yield change._replace(layer=None)
@@ -376,21 +362,21 @@ class RenameOps(OverlayOps):
         if target.st is not None and exchange:
             self._note_moved(other, target_dir, source, target.st)
         else:
-            self._mark_own_name(source.parent, source.name, 0)
+            self._mount.mark_own_name(source.parent, source.name, 0)
         if target.st is not None and not exchange:
-            self._after_unlink(other, target.parent, target.name, target.st)
+            self._mount.after_unlink(other, target.parent, target.name, target.st)
         self._note_moved(moved, source, target_dir, st)
 
     def _note_moved(self, node: Node | None, origin: End, target: End, st: os.stat_result) -> None:
-        self._mark_own_name(target.parent, target.name, st.st_ino)
+        self._mount.mark_own_name(target.parent, target.name, st.st_ino)
         if node is None:
             return
         node.fingerprint = fingerprint_after_rename(st)
         if node.parent is origin.parent and node.name == origin.name:
-            self._inodes.rename(node, target.parent, target.name)
+            self._mount.inodes.rename(node, target.parent, target.name)
         else:
-            self._inodes.drop_link(node.ino, origin.parent, origin.name)
-            self._inodes.note_link(node.ino, target.parent, target.name)
+            self._mount.inodes.drop_link(node.ino, origin.parent, origin.name)
+            self._mount.inodes.note_link(node.ino, target.parent, target.name)
 
 
 def _arriving_in_overlay(path: WorkspacePath, context: Context) -> RelatedChange:

@@ -126,15 +126,9 @@ class Server:
             )
         )
         self._operations: Final = Operations(
-            inodes,
-            self._backing,
-            held,
-            scratch,
-            self._enforcer,
-            virtual,
-            self._transport.notices,
+            inodes, self._backing, held, scratch, self._enforcer, virtual, self._transport.notices
         )
-        self._operations.append_lock = _open_append_lock(Path(config.home))
+        self._operations.mount.append_lock = _open_append_lock(Path(config.home))
         if repository is not None:
             self._operations.show_repository(repository)
         self._watched: Final = not status.watch
@@ -144,19 +138,19 @@ class Server:
     def _attach(
         self, companion: Companion | None, status: CompanionStatus
     ) -> tuple[CompanionRequests, CompanionSupervisor]:
-        config, diagnostics, operations = self._config, self._diagnostics, self._operations
+        config, diagnostics, context = self._config, self._diagnostics, self._operations.mount
         authorization = RemoteAuthorization(
             self._enforcer,
-            operations.external_changes,
+            context.external_changes,
             self._transport.notices,
-            operations.grants,
-            operations.explain,
+            context.grants,
+            self._operations.explain,
             self._root,
             config.session,
         )
-        operations.is_in_use = authorization.needs
-        operations.own_change = authorization.own_change
-        requests = CompanionRequests(companion, status, operations, authorization, self._enforcer, config, diagnostics)
+        context.is_in_use = authorization.needs
+        context.own_change = authorization.own_change
+        requests = CompanionRequests(companion, status, context, authorization, self._enforcer, config, diagnostics)
         supervisor = CompanionSupervisor(config, companion, self._root, self._transport, requests, diagnostics)
         return requests, supervisor
 

@@ -24,7 +24,8 @@ from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.layer_store import LayerStore
-from bonobofs.fuse.overlay_ops import OverlayOps, inode_number
+from bonobofs.fuse.mount_context import MountContext
+from bonobofs.fuse.overlay_ops import inode_number
 from bonobofs.policy.decision import Permit
 from bonobofs.system import syscalls
 
@@ -196,21 +197,24 @@ class SourceBranches:
             os.close(fd)
 
 
-class BranchMirrorOps(OverlayOps):
+class BranchMirrorOps:
     """Keeps protected branches of the session's repository equal to the source's."""
 
     _branches: SourceBranches | None = None
+
+    def __init__(self, mount: MountContext) -> None:
+        self._mount: Final = mount
 
     def mirror_branches(self, common: int) -> None:
         """Start to mirror the branches of a repository. `common` is a descriptor of the directory that has its refs."""
         self._branches = SourceBranches(common)
         self._mirrored: dict[str, bytes | None] = {}
 
-    def _is_mirrored(self, parent: Node, name: bytes) -> bool:
+    def is_mirrored(self, parent: Node, name: bytes) -> bool:
         """Whether the name is a protected branch. If so, it has the source's value afterwards."""
         if self._branches is None or not parent.layer:
             return False
-        path = self._inodes.join(parent, name)
+        path = self._mount.join(parent, name)
         if not path.startswith(HEADS):
             return False
         return self._follow_branch(self._branches, path.removeprefix(HEADS))
@@ -222,7 +226,7 @@ class BranchMirrorOps(OverlayOps):
                 self._follow_branch(self._branches, branch)
 
     def _follow_branch(self, branches: SourceBranches, branch: str) -> bool:
-        repository = self._enforcer.policy.repository
+        repository = self._mount.enforcer.policy.repository
         if repository is None or not repository.protects(branch):
             return False
         value = branches.value(branch)
@@ -236,20 +240,20 @@ class BranchMirrorOps(OverlayOps):
     @contextmanager
     def _as_person(self) -> Iterator[None]:
         """Create files as the session's user, who owns the repository."""
-        assert self.repository is not None
-        self._source.act_as(*self.repository.person, 0)
+        assert self._mount.repository is not None
+        self._mount.source.act_as(*self._mount.repository.person, 0)
         try:
             yield
         finally:
-            self._source.act_as_self()
+            self._mount.source.act_as_self()
 
     def _put_branch(self, path: bytes, value: bytes | None, permit: Permit) -> None:
         """Replace the file of a branch in the overlay. Programs that have the old one open read it to its end."""
-        store, name = self._overlay.store, os.path.basename(path)
+        store, name = self._mount.overlay.store, os.path.basename(path)
         directory = self._branch_directory(os.path.dirname(path), permit)
         try:
             number = inode_number(directory, name)
-            node = self._inodes.find(number + store.ino_offset) if number else None
+            node = self._mount.inodes.find(number + store.ino_offset) if number else None
             if node is not None:
                 store.pin(node, directory, name)
             if value is not None:
@@ -264,11 +268,11 @@ class BranchMirrorOps(OverlayOps):
             elif number:
                 store.unlink(directory, name, permit)
             if node is not None:
-                self._inodes.detach(node)
-            above = self._inodes.find(os.fstat(directory).st_ino + store.ino_offset)
+                self._mount.inodes.detach(node)
+            above = self._mount.inodes.find(os.fstat(directory).st_ino + store.ino_offset)
             if above is not None:
-                self._notifications.entry(above.id, name)
-                self._notifications.inode(above.id, -1, 0)
+                self._mount.notifications.entry(above.id, name)
+                self._mount.notifications.inode(above.id, -1, 0)
         finally:
             os.close(directory)
 
@@ -277,7 +281,7 @@ class BranchMirrorOps(OverlayOps):
 
         OSError: another file is in its place.
         """
-        store = self._overlay.store
+        store = self._mount.overlay.store
         with suppress(FileNotFoundError):
             return syscalls.open_beneath(store.root, path, _DIRECTORY)
         above = self._branch_directory(os.path.dirname(path), permit)

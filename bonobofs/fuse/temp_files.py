@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from bonobofs.audit.entry import BY, INODE
 from bonobofs.audit.temp_cleanup import stray_name
-from bonobofs.enforcement.authorizer import Head, RelatedChange
+from bonobofs.enforcement.authorizer import RelatedChange
 from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.fd_cache import R, W, stale
@@ -178,119 +178,124 @@ class End(NamedTuple):
     st: os.stat_result | None
 
 
-class TempFileOps(MountContext):
+class TempFileOps:
     """What the handlers of names and content do for staged files."""
 
-    def _staged_at(self, parent: Node, name: bytes) -> Node | None:
-        """Return the node that is staged under this name, or None."""
-        return self._temp_files.find(self._inodes.path(parent), name) if self._temp_files.directories else None
+    def __init__(self, mount: MountContext) -> None:
+        self._mount: Final = mount
 
-    def _staged_entry(self, node: Node) -> bytes:
+    def staged_at(self, parent: Node, name: bytes) -> Node | None:
+        """Return the node that is staged under this name, or None."""
+        return (
+            self._mount.temp_files.find(self._mount.path(parent), name) if self._mount.temp_files.directories else None
+        )
+
+    def staged_entry(self, node: Node) -> bytes:
         """Return `fuse_entry_out` of a staged file, and add one reference."""
         node.lookups += 1
-        attr = self._attr(node, self._source.stat(node))
-        return p.ENTRY_OUT.pack(node.id, 0, *self._entry_times) + attr
+        attr = self._mount.attr(node, self._mount.source.stat(node))
+        return p.ENTRY_OUT.pack(node.id, 0, *self._mount.entry_times) + attr
 
     # -- creation
 
-    def _permit_new_name(self, header: Header, request: Request, context: Context) -> Permit:
+    def permit_new_name(self, header: Header, request: Request, context: Context) -> Permit:
         """Return the permit for a new file. Refused: it would be staged, and no descriptor is left for it."""
-        caller = self._caller(header)
-        permit = self._enforcer.permit(request, context, caller)
-        if permit.layer is Layer.STAGED and (self._temp_files.is_full or self._source.is_crowded):
-            raise self._enforcer.deny(Denied(*denials.TEMPORARY_FULL, request.path, request.operation), caller)
+        permit = self._mount.permit(header, RelatedChange(request, context))
+        if permit.layer is Layer.STAGED and (self._mount.temp_files.is_full or self._mount.source.is_crowded):
+            raise self._mount.deny(header, Denied(*denials.TEMPORARY_FULL, request.path, request.operation))
         return permit
 
-    def _check_state_disk(self, header: Header, request: Request, size: int, names: int = 0) -> None:
+    def check_state_disk(self, header: Header, request: Request, size: int, names: int = 0) -> None:
         """Raise Refused if the state directory's disk has no space for so many bytes and inodes."""
-        denied = self._overlay.room.refusal(request, size, names)
+        denied = self._mount.overlay.room.refusal(request, size, names)
         if denied is not None:
-            raise self._enforcer.deny(denied, self._caller(header))
+            raise self._mount.deny(header, denied)
 
-    def _stage_file(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> Node:
+    def stage_file(self, parent: Node, directory: int, name: bytes, mode: int, permit: Permit) -> Node:
         """Create a staged file as the current caller.
 
         FileExistsError: the name exists, which the kernel did not know.
         """
         above = self._check_name_free(parent, directory, name)
-        fd = self._source.create_nameless(directory, mode, permit)
-        node = self._inodes.add_nameless(os.fstat(fd).st_ino, Kind.FILE, self._inodes.join(parent, name), self._source)
-        self._source.keep_nameless(node, fd, R | W)
+        fd = self._mount.source.create_nameless(directory, mode, permit)
+        node = self._mount.inodes.add_nameless(
+            os.fstat(fd).st_ino, Kind.FILE, self._mount.join(parent, name), self._mount.source
+        )
+        self._mount.source.keep_nameless(node, fd, R | W)
         node.layer = Layer.STAGED
-        self._temp_files.add(above, name, node)
+        self._mount.temp_files.add(above, name, node)
         return node
 
-    def _stage_symlink(
+    def stage_symlink(
         self, header: Header, parent: Node, directory: int, name: bytes, target: bytes, permit: Permit
     ) -> Node:
         above = self._check_name_free(parent, directory, name)
-        request = Request(Operation.SYMLINK, self._inodes.join(parent, name), Kind.SYMLINK)
-        self._check_state_disk(header, request, NAME, 1)  # it is stored in the session's directory
-        fd = self._source.create_nameless_symlink(self._temp_files.place, target, (header.uid, header.gid), permit)
-        node = self._inodes.add_nameless(
-            _SYMLINKS | os.fstat(fd).st_ino, Kind.SYMLINK, self._inodes.join(parent, name), self._source
+        request = Request(Operation.SYMLINK, self._mount.join(parent, name), Kind.SYMLINK)
+        self.check_state_disk(header, request, NAME, 1)  # it is stored in the session's directory
+        fd = self._mount.source.create_nameless_symlink(
+            self._mount.temp_files.place, target, (header.uid, header.gid), permit
         )
-        self._source.keep_nameless(node, fd, 0)
+        node = self._mount.inodes.add_nameless(
+            _SYMLINKS | os.fstat(fd).st_ino, Kind.SYMLINK, self._mount.join(parent, name), self._mount.source
+        )
+        self._mount.source.keep_nameless(node, fd, 0)
         node.layer = Layer.STAGED
-        self._temp_files.add(above, name, node)
+        self._mount.temp_files.add(above, name, node)
         return node
 
     def _check_name_free(self, parent: Node, directory: int, name: bytes) -> WorkspacePath:
         """Return the path of the directory if the name is free in it. FileExistsError."""
-        above = self._inodes.path(parent)
+        above = self._mount.path(parent)
         try:
             os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
-            if self._temp_files.find(above, name) is None:
+            if self._mount.temp_files.find(above, name) is None:
                 return above
         raise os_error(errno.EEXIST)
 
     # -- removal
 
-    def _unlink_staged(self, header: Header, parent: Node, name: bytes, node: Node) -> None:
-        request = Request(Operation.DELETE_FILE, self._inodes.join(parent, name), node.kind)
-        with self._enforcer.authorize(request, _GOES, caller=self._caller(header), layer=Layer.STAGED):
-            self._close_batch(node)
+    def unlink_staged(self, header: Header, parent: Node, name: bytes, node: Node) -> None:
+        request = Request(Operation.DELETE_FILE, self._mount.join(parent, name), node.kind)
+        with self._mount.authorize(header, request, _GOES, layer=Layer.STAGED):
+            self.close_batch(node)
             self._discard(parent, name)
 
     def _discard(self, parent: Node, name: bytes) -> None:
         """Remove a staged name. Programs that have the file open keep it."""
-        node = self._temp_files.drop(self._inodes.path(parent), name)
-        if not self._temp_files.names(node):
-            self._forget_node(node.id, 1)
+        node = self._mount.temp_files.drop(self._mount.path(parent), name)
+        if not self._mount.temp_files.names(node):
+            self._mount.forget_node(node.id, 1)
 
-    def _close_batch(self, node: Node) -> None:
+    def close_batch(self, node: Node) -> None:
         if node.batch is not None:
-            self._enforcer.close_batch(node.id)
+            self._mount.enforcer.close_batch(node.id)
             node.batch = None
 
     # -- links
 
-    def _link_staged(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
+    def link_staged(self, header: Header, node: Node, parent: Node, directory: int, name: bytes) -> Reply:
         self._check_in_source(parent)
-        st = self._source.stat(node)
-        path = self._inodes.path(node)
-        if not self._temp_files.names(node):
+        path = self._mount.path(node)
+        if not self._mount.temp_files.names(node):
             raise os_error(errno.ENOENT)
-        request = Request(Operation.LINK, self._inodes.join(parent, name), node.kind)
-        taken = self._staged_at(parent, name) is not None
-        permit = self._permit_staged(header, node, st, request, in_source=False, held=taken)
+        request = Request(Operation.LINK, self._mount.join(parent, name), node.kind)
+        taken = self.staged_at(parent, name) is not None
+        permit = self._mount.permit(header, self.arriving_change(node, request, in_source=False, held=taken))
         layer = Layer.STAGED if permit.layer is Layer.STAGED else Layer.SOURCE
         old = RelatedChange(Request(Operation.LINK, path, node.kind), HELD, Layer.STAGED)
-        with self._enforcer.authorize(
-            request, permit, old, caller=self._caller(header), details={"from": path}, layer=layer
-        ):
+        with self._mount.authorize(header, request, permit, old, details={"from": path}, layer=layer):
             if layer:
-                self._temp_files.add(self._check_name_free(parent, directory, name), name, node)
+                self._mount.temp_files.add(self._check_name_free(parent, directory, name), name, node)
             elif node.kind is Kind.SYMLINK:
                 raise os_error(errno.EPERM)
             else:
-                self._close_batch(node)
-                self._source.publish(node, directory, name, b"", permit)
+                self.close_batch(node)
+                self._mount.source.publish(node, directory, name, b"", permit)
                 self._note_published(node, parent, name)
-                self._mark_own_name(parent, name, node.ino)
-                self._mark_own_change(node)
-        return self._staged_entry(node)
+                self._mount.mark_own_name(parent, name, node.ino)
+                self._mount.mark_own_change(node)
+        return self.staged_entry(node)
 
     def _check_in_source(self, directory: Node) -> None:
         """Raise EXDEV if the directory is in the overlay: staged files belong to directories of the source."""
@@ -301,18 +306,18 @@ class TempFileOps(MountContext):
         """Give the node the name that it now has in the source."""
         if node.layer is Layer.SOURCE:
             assert node.parent is not None
-            self._inodes.note_link(node.ino, node.parent, node.name)
-            self._inodes.note_link(node.ino, parent, name)
+            self._mount.inodes.note_link(node.ino, node.parent, node.name)
+            self._mount.inodes.note_link(node.ino, parent, name)
             return
         node.layer = Layer.SOURCE
-        self._inodes.rename(node, parent, name)
-        self._source.keep_named(node)
+        self._mount.inodes.rename(node, parent, name)
+        self._mount.source.keep_named(node)
 
     # -- renames
 
-    def _rename_staged(self, header: Header, source: End, target: End, flags: int) -> bool:
+    def rename_staged(self, header: Header, source: End, target: End, flags: int) -> bool:
         """Rename a staged name. False: neither name is staged."""
-        moving, replaced = self._staged_at(source.parent, source.name), self._staged_at(target.parent, target.name)
+        moving, replaced = self.staged_at(source.parent, source.name), self.staged_at(target.parent, target.name)
         taken = replaced is not None or target.st is not None
         if moving is None and replaced is None:
             return False
@@ -325,14 +330,13 @@ class TempFileOps(MountContext):
         if moving is replaced:
             return True
         self._check_in_source(target.parent)
-        self._close_batch(moving)
-        st = self._source.stat(moving)
+        self.close_batch(moving)
         in_source, held = replaced is None and target.st is not None, replaced is not None
         if in_source and target.st is not None and target.st.st_ino == moving.ino:
             self._discard(source.parent, source.name)  # a link was published under this name before
             return True
         request = Request(Operation.RENAME, target.path, moving.kind)
-        permit = self._permit_staged(header, moving, st, request, in_source=in_source, held=held)
+        permit = self._mount.permit(header, self.arriving_change(moving, request, in_source=in_source, held=held))
         if permit.layer is Layer.STAGED:
             self._rename_among_staged(
                 header, moving, source, target, permit, exchange=bool(flags & syscalls.RENAME_EXCHANGE)
@@ -346,20 +350,18 @@ class TempFileOps(MountContext):
     ) -> None:
         old = Request(Operation.RENAME, source.path, node.kind)
         details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
-        with self._enforcer.authorize(
-            old, _GOES, appears, caller=self._caller(header), details=details, layer=Layer.STAGED
-        ):
-            above, below = self._inodes.path(source.parent), self._inodes.path(target.parent)
-            replaced = self._staged_at(target.parent, target.name)
+        with self._mount.authorize(header, old, _GOES, appears, details=details, layer=Layer.STAGED):
+            above, below = self._mount.path(source.parent), self._mount.path(target.parent)
+            replaced = self.staged_at(target.parent, target.name)
             if exchange and replaced is not None:
-                self._close_batch(replaced)
-                self._temp_files.exchange(above, source.name, below, target.name)
+                self.close_batch(replaced)
+                self._mount.temp_files.exchange(above, source.name, below, target.name)
                 return
             if replaced is not None:
-                self._close_batch(replaced)
+                self.close_batch(replaced)
                 self._discard(target.parent, target.name)
-            self._temp_files.add(below, target.name, node)
-            self._temp_files.drop(above, source.name)
+            self._mount.temp_files.add(below, target.name, node)
+            self._mount.temp_files.drop(above, source.name)
 
     def _publish(self, header: Header, node: Node, source: End, target: End, request: Request, permit: Permit) -> None:
         """Rename a staged file into the source, in one step: after a kill at any point, the target is the old file or
@@ -377,38 +379,33 @@ class TempFileOps(MountContext):
             details[BY] = temporary
             if node.kind is Kind.FILE:
                 details[INODE] = node.ino
-        with self._enforcer.authorize(
-            request,
-            permit,
-            *changes,
-            caller=self._caller(header),
-            details=details,
-            action="create" if replaced is None else "modify",
+        with self._mount.authorize(
+            header, request, permit, *changes, details=details, action="create" if replaced is None else "modify"
         ):
             other = self._pin_replaced(target, replaced) if replaced is not None else None
             ends = target.directory, target.name, temporary.encode()
-            self._unpin_on_failure(other, lambda: self._rename_into_source(node, *ends, permit))
+            self._mount.unpin_on_failure(other, lambda: self._rename_into_source(node, *ends, permit))
         if replaced is not None:
-            self._after_unlink(other, target.parent, target.name, replaced)
+            self._mount.after_unlink(other, target.parent, target.name, replaced)
         if node.kind is Kind.SYMLINK:
             self._note_published_symlink(node, target)
         else:
             self._note_published(node, target.parent, target.name)
-        self._mark_own_name(target.parent, target.name, node.ino)
+        self._mount.mark_own_name(target.parent, target.name, node.ino)
         if temporary:
-            self._own_effects.note_name(target.parent.ino, temporary.encode(), 0)
-        self._mark_own_change(node)
+            self._mount.own_effects.note_name(target.parent.ino, temporary.encode(), 0)
+        self._mount.mark_own_change(node)
         self._discard(source.parent, source.name)
 
     def _pin_replaced(self, target: End, replaced: os.stat_result) -> Node | None:
         try:
-            return self._pin_for_removal(target.parent, target.directory, target.name, replaced)
+            return self._mount.pin_for_removal(target.parent, target.directory, target.name, replaced)
         except FileNotFoundError as error:
             raise stale() from error  # another process has just removed it; see `_rename_into_source`
 
     def _rename_into_source(self, node: Node, directory: int, name: bytes, temporary: bytes, permit: Permit) -> None:
         try:
-            self._source.publish(node, directory, name, temporary, permit)
+            self._mount.source.publish(node, directory, name, temporary, permit)
         except FileExistsError as error:
             # another process has just created the name: the kernel looks it up and sends the request again
             raise stale() from error
@@ -416,48 +413,40 @@ class TempFileOps(MountContext):
     def _note_published_symlink(self, node: Node, target: End) -> None:
         """Give the node the inode of the published symlink. A symlink cannot be linked, so the source has a copy."""
         st = os.stat(target.name, dir_fd=target.directory, follow_symlinks=False)
-        self._source.release(node)  # its descriptor leads to the staged symlink
-        self._inodes.renumber(node, st.st_ino, self._source)
-        self._inodes.rename(node, target.parent, target.name)
-        self._notifications.inode(node.id, -1, 0)
+        self._mount.source.release(node)  # its descriptor leads to the staged symlink
+        self._mount.inodes.renumber(node, st.st_ino, self._mount.source)
+        self._mount.inodes.rename(node, target.parent, target.name)
+        self._mount.notifications.inode(node.id, -1, 0)
 
-    def _move_staged(self, source: End, target: End, *, exchange: bool) -> None:
+    def move_staged(self, source: End, target: End, *, exchange: bool) -> None:
         """Move the staged names below a moved directory. A staged name that it replaces is discarded."""
-        if self._temp_files.directories:
-            if self._staged_at(target.parent, target.name) is not None:
+        if self._mount.temp_files.directories:
+            if self.staged_at(target.parent, target.name) is not None:
                 self._discard(target.parent, target.name)
-            self._temp_files.move(source.path, target.path, exchange=exchange)
+            self._mount.temp_files.move(source.path, target.path, exchange=exchange)
 
-    def _staged_changes(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange]:
+    def staged_changes(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange]:
         """Yield the changes of all staged names below a moved directory: each leaves one path and appears at
         another.
         """
-        for old, node in list(self._temp_files.below(origin.path)):
+        for old, node in list(self._mount.temp_files.below(origin.path)):
             request = Request(Operation.RENAME, WorkspacePath(path + old[len(origin.path) :]), node.kind)
-            context, head = self._new_context(node, self._source.stat(node), in_source=False, held=True)
             yield RelatedChange(Request(Operation.RENAME, old, node.kind), _GOES, Layer.STAGED)
-            yield RelatedChange(request, context, Layer.STAGED, head)
+            yield self.arriving_change(node, request, in_source=False, held=True)
 
-    def _check_none_staged(self, path: WorkspacePath) -> None:
+    def check_none_staged(self, path: WorkspacePath) -> None:
         """Raise ENOTEMPTY if the directory has staged names."""
-        if self._temp_files.directories and next(self._temp_files.below(path), None) is not None:
+        if self._mount.temp_files.directories and next(self._mount.temp_files.below(path), None) is not None:
             raise os_error(errno.ENOTEMPTY)
 
-    def _permit_staged(
-        self, header: Header, node: Node, st: os.stat_result, request: Request, *, in_source: bool, held: bool
-    ) -> Permit:
-        """Return the permit for a staged file to get the name of `request`. Refused."""
-        context, head = self._new_context(node, st, in_source=in_source, held=held)
-        return self._enforcer.permit(request, context, self._caller(header), head=head)
+    def arriving_change(self, node: Node, request: Request, *, in_source: bool, held: bool = False) -> RelatedChange:
+        """Return the change that gives a file or symlink the name of `request`: it is judged as a new one.
 
-    def _new_context(
-        self, node: Node, st: os.stat_result, *, in_source: bool, held: bool
-    ) -> tuple[Context, Head | None]:
-        """Return the context of a file or symlink that gets a name, and the function that reads its first bytes.
-
-        `in_source`: the source has that name already. `held`: another staged file has it.
+        `in_source`: the source has that name already. `held`: a staged file has it.
         """
         if node.kind is Kind.SYMLINK:
-            return Context(target=os.fsdecode(node.store.readlink(node)), in_source=in_source, held=held), None
+            context = Context(target=os.fsdecode(node.store.readlink(node)), in_source=in_source, held=held)
+            return RelatedChange(request, context, Layer.STAGED)
+        st = node.store.stat(node)
         context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=in_source, held=held)
-        return context, (lambda: node.store.head(node)) if st.st_size else None
+        return RelatedChange(request, context, Layer.STAGED, (lambda: node.store.head(node)) if st.st_size else None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NoReturn
 
+from bonobofs.enforcement.authorizer import RelatedChange
 from bonobofs.enforcement.write_batches import WriteBatch
 from bonobofs.errors import ProtocolError, os_error
 from bonobofs.fuse import abi as p
@@ -16,7 +18,8 @@ from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.fd_cache import R, W, duplicates, stale
 from bonobofs.fuse.git_grants import GrantOps
 from bonobofs.fuse.inode_table import Node
-from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, Reply
+from bonobofs.fuse.mount_context import NOTHING, SET_IDS, Handler, Header, MountContext, Reply
+from bonobofs.fuse.overlay_ops import OverlayOps
 from bonobofs.fuse.slices import Steps, finished
 from bonobofs.policy.decision import Layer, Permit
 from bonobofs.policy.request import HEAD_BYTES, Operation, Request
@@ -29,16 +32,19 @@ The caller requests the rest; waiting requests are served in between.
 """
 
 
-class WriteOps(GrantOps):
+class WriteOps:
     """Handlers that change the content of files."""
 
-    def _write_handlers(self) -> dict[int, Handler]:
+    def __init__(self, mount: MountContext, layers: OverlayOps, grants: GrantOps) -> None:
+        self._mount: Final = mount
+        self._layers: Final = layers
+        self._grants: Final = grants
         o = p.Opcode
-        return {
+        self.handlers: Final[dict[int, Handler]] = {
             o.WRITE: self._write,
             o.FALLOCATE: self._fallocate,
-            o.COPY_FILE_RANGE: self._copy_file_range,
-            o.COPY_FILE_RANGE_64: self._copy_file_range_64,
+            o.COPY_FILE_RANGE: partial(self._copy, lambda copied: p.WRITE_OUT.pack(copied, 0)),
+            o.COPY_FILE_RANGE_64: partial(self._copy, p.COPY_OUT.pack),
         }
 
     def _write(self, header: Header, body: memoryview) -> Reply:
@@ -46,17 +52,17 @@ class WriteOps(GrantOps):
         data = body[p.WRITE_IN.size : p.WRITE_IN.size + size]
         if len(data) != size:
             raise ProtocolError("WRITE is shorter than it says")
-        node = self._node_to_change(header, Operation.WRITE_FILE)
+        node = self._mount.node_to_change(header, Operation.WRITE_FILE)
         fd = node.store.file(node, W)
         appends = flags & os.O_APPEND
-        lock = self.append_lock if appends and not node.layer else None
+        lock = self._mount.append_lock if appends and not node.layer else None
         if lock is not None:
             lock.acquire(node.ino, half=may_be_half(offset, size))
         st = os.fstat(fd)
-        self._check_external(node, st)
+        self._mount.check_external(node, st)
         # The kernel appends at the size that it knows. Another program may have appended since.
         position = st.st_size if appends else offset
-        if self.grants.files and self._changes_nothing(node, fd, position, data):
+        if self._mount.grants.files and self._grants.changes_nothing(node, fd, position, data):
             return p.WRITE_OUT.pack(size, 0)
         batch = node.batch
         if batch is None or not self._is_covered(batch, st, position, size):
@@ -66,12 +72,14 @@ class WriteOps(GrantOps):
         written = self._write_bytes(header, node, fd, data, -1 if appends else position, needed, batch)
         self._count_write(batch, node, written, max(st.st_size, position + written))
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
-            self._kill_set_ids(header, node, fd, st, batch.permit)
+            self._mount.kill_set_ids(header, node, fd, st, batch.permit)
         if lock is not None:
             lock.release()
         after = os.fstat(fd)
         if position != offset or after.st_size != batch.size:
-            self._notifications.inode(node.id, 0, 0)  # another program has appended: the kernel does not know its bytes
+            self._mount.notifications.inode(
+                node.id, 0, 0
+            )  # another program has appended: the kernel does not know its bytes
         node.fingerprint = after.st_size << 62 | after.st_ctime_ns
         return p.WRITE_OUT.pack(written, 0)
 
@@ -83,28 +91,28 @@ class WriteOps(GrantOps):
         `needed` is how many bytes the write allocates.
         """
         try:
-            self._check_free_space(header, node, batch.request, needed)
+            self._layers.check_free_space(header, node, batch.request, needed)
             return (
                 node.store.append(fd, data, batch.permit)
                 if position < 0
                 else node.store.write(fd, data, position, batch.permit)
             )
         except BaseException as error:
-            self._enforcer.close_batch(node.id, getattr(error, "errno", None) or errno.EIO)
+            self._mount.enforcer.close_batch(node.id, getattr(error, "errno", None) or errno.EIO)
             raise
 
     def _count_write(self, batch: WriteBatch, node: Node, written: int, size: int) -> None:
         batch.count += 1
         batch.written += written
         batch.size = size
-        batch.last = self._source.now
+        batch.last = self._mount.source.now
         if node.layer is Layer.SCRATCH:
-            self._overlay.sizes.set_size(node.ino, batch.request.path, size)
+            self._mount.overlay.sizes.set_size(node.ino, batch.request.path, size)
 
     def _is_covered(self, batch: WriteBatch, st: os.stat_result, position: int, size: int) -> bool:
         """Whether the permit of the node's last batch covers a write of `size` bytes."""
         return (
-            self._enforcer.is_current(batch)
+            self._mount.enforcer.is_current(batch)
             and st.st_size <= batch.limit
             and position + size <= batch.limit
             and st.st_nlink == 1
@@ -128,18 +136,23 @@ class WriteOps(GrantOps):
                 header, node, Operation.WRITE_FILE, st, size, offset, lambda: data
             )
             batch = node.batch
-            if batch is not None and self._enforcer.is_current(batch):
+            if batch is not None and self._mount.enforcer.is_current(batch):
                 batch.extend(permit)
             else:
-                batch = node.batch = self._enforcer.open_batch(
-                    node.id, request, permit, self._source.now, caller=self._caller(header), layer=node.layer
+                batch = node.batch = self._mount.enforcer.open_batch(
+                    node.id,
+                    request,
+                    permit,
+                    self._mount.source.now,
+                    caller=self._mount.caller(header),
+                    layer=node.layer,
                 )
         except OSError:
             if write_flags & p.WRITE_CACHE:
                 # programs that read the file still see the refused page of the mapping
-                self._notifications.inode(node.id, 0, 0)
+                self._mount.notifications.inode(node.id, 0, 0)
             raise
-        return self._limit_batch(batch, node, size), node.store.file(node, W), st
+        return self._layers.limit_batch(batch, node, size), node.store.file(node, W), st
 
     def _resolve_content(
         self,
@@ -155,15 +168,16 @@ class WriteOps(GrantOps):
 
         `data` returns the first of the new bytes.
         """
-        request = Request(operation, self._inodes.path(node))
-        context = self._layer_context(node)._replace(size=size, size_before=st.st_size)
+        request = Request(operation, self._mount.path(node))
+        context = self._mount.layer_context(node)._replace(size=size, size_before=st.st_size)
 
         def head() -> bytes:
             return _overlaid(node.store.head(node) if st.st_size else b"", offset, data())
 
-        _, resolved, permit = self._resolve(header, node, request, st, context, head if offset < HEAD_BYTES else None)
+        change = RelatedChange(request, context, head=head if offset < HEAD_BYTES else None)
+        _, resolved, permit = self._layers.resolve(header, node, st, change)
         if permit.layer is Layer.SCRATCH:
-            self._check_quota(header, request, node.ino, size)
+            self._layers.check_quota(header, request, node.ino, size)
         return request, resolved, permit
 
     def _fail_removed(self, node: Node) -> NoReturn:
@@ -171,13 +185,13 @@ class WriteOps(GrantOps):
         cached.
         """
         node.store.on_stale(node)
-        self._inodes.detach(node)
+        self._mount.inodes.detach(node)
         raise stale()
 
     def _fallocate(self, header: Header, body: memoryview) -> Reply:
         _, offset, length, mode, _ = p.FALLOCATE_IN.unpack_from(body)
-        is_long = self._is_long(length)
-        node = self._node_to_change(header, Operation.ALLOCATE)
+        is_long = self._mount.is_long(length)
+        node = self._mount.node_to_change(header, Operation.ALLOCATE)
         st = self._stat_content(node, W)
         # Blocks kept beyond the end count too: they take the space of a larger file.
         after = st.st_size if mode & syscalls.FALLOC_PUNCH_HOLE else max(st.st_size, offset + length)
@@ -192,51 +206,45 @@ class WriteOps(GrantOps):
             lambda: bytes(min(length, HEAD_BYTES)),
         )
         keeps_size = mode & syscalls.FALLOC_KEEP_SIZE and after > st.st_size
-        if keeps_size and permit.layer is Layer.SCRATCH and self._overlay.sizes.is_limited(request.path):
+        if keeps_size and permit.layer is Layer.SCRATCH and self._mount.overlay.sizes.is_limited(request.path):
             raise os_error(errno.EOPNOTSUPP)  # the size would not show the blocks that this allocates
-        admission = self._enforcer.authorize(
-            request, permit, caller=self._caller(header), size=length, layer=node.layer
-        )
+        admission = self._mount.authorize(header, request, permit, size=length, layer=node.layer)
 
         def steps() -> Steps:
             with admission as permit, duplicates(node.store.file(node, W)) as (own,):
                 if (header.uid or node.layer) and not mode & syscalls.FALLOC_PUNCH_HOLE:
-                    self._check_free_space(header, node, request, _allocated(st, offset, length))
-                yield from self._make_in_thread(node, lambda: node.store.allocate(own, mode, offset, length, permit))
-                self._note_size(node, request.path)
+                    self._layers.check_free_space(header, node, request, _allocated(st, offset, length))
+                yield from self._mount.make_in_thread(
+                    node, lambda: node.store.allocate(own, mode, offset, length, permit)
+                )
+                self._layers.note_size(node, request.path)
                 if header.uid and st.st_mode & SET_IDS:
-                    self._kill_set_ids(header, node, own, st, permit)
+                    self._mount.kill_set_ids(header, node, own, st, permit)
                 node.fingerprint = fingerprint_of(os.fstat(own))
             return NOTHING
 
         return steps() if is_long else finished(steps())
-
-    def _copy_file_range(self, header: Header, body: memoryview) -> Reply:
-        return self._copy(header, body, lambda copied: p.WRITE_OUT.pack(copied, 0))
-
-    def _copy_file_range_64(self, header: Header, body: memoryview) -> Reply:
-        return self._copy(header, body, p.COPY_OUT.pack)
 
     def _stat_content(self, node: Node, need: int) -> os.stat_result:
         """Open a file whose content will change, verify its name, and return its stat."""
         fd = node.store.file(node, need)
         node.store.confirm_name(node)
         st = os.fstat(fd)
-        self._check_external(node, st)
+        self._mount.check_external(node, st)
         return st
 
-    def _copy(self, header: Header, body: memoryview, pack: Callable[[int], bytes]) -> Reply:
+    def _copy(self, pack: Callable[[int], bytes], header: Header, body: memoryview) -> Reply:
         _, source_offset, target_id, _, target_offset, length, _ = p.COPY_FILE_RANGE_IN.unpack_from(body)
-        target = self._node_to_change(header, Operation.COPY_RANGE, target_id)
+        target = self._mount.node_to_change(header, Operation.COPY_RANGE, target_id)
         if header.node_id >= virtual_dir.FIRST_ID:
             # no file to copy from: the caller copies by reads and writes
             raise os_error(errno.EXDEV)
-        source = self._node(header.node_id)
+        source = self._mount.node(header.node_id)
         need = R | W if source is target else W
         st = self._stat_content(target, need)
         source_fd = source.store.file(source, R)
         length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0), _MOST_COPIED)
-        is_long = self._is_long(length)
+        is_long = self._mount.is_long(length)
         request, st, permit = self._resolve_content(
             header,
             target,
@@ -249,27 +257,21 @@ class WriteOps(GrantOps):
         target_fd = target.store.file(target, need)
         if source is target:
             source_fd = target_fd
-        admission = self._enforcer.authorize(
-            request,
-            permit,
-            caller=self._caller(header),
-            details={"from": self._inodes.path(source)},
-            size=length,
-            layer=target.layer,
+        admission = self._mount.authorize(
+            header, request, permit, details={"from": self._mount.path(source)}, size=length, layer=target.layer
         )
 
         def steps() -> Steps:
             with admission as permit, duplicates(source_fd, target_fd) as (old, new):
                 if header.uid or target.layer:
-                    self._check_free_space(header, target, request, _allocated(st, target_offset, length))
-                copied = yield from self._make_in_thread(
-                    target,
-                    lambda: target.store.copy_range(old, source_offset, new, target_offset, length, permit),
+                    self._layers.check_free_space(header, target, request, _allocated(st, target_offset, length))
+                copied = yield from self._mount.make_in_thread(
+                    target, lambda: target.store.copy_range(old, source_offset, new, target_offset, length, permit)
                 )
                 admission.written = copied
-                self._note_size(target, request.path)
+                self._layers.note_size(target, request.path)
                 if header.uid and st.st_mode & SET_IDS:
-                    self._kill_set_ids(header, target, new, st, permit)
+                    self._mount.kill_set_ids(header, target, new, st, permit)
                 target.fingerprint = fingerprint_of(os.fstat(new))
             return pack(copied)
 

@@ -21,7 +21,7 @@ from bonobofs.fuse.dispatch import Operations
 from bonobofs.fuse.inode_table import InodeTable
 from bonobofs.fuse.kernel_transport import KernelTransport
 from bonobofs.fuse.layer_store import LayerStore
-from bonobofs.fuse.mount_context import Notifications
+from bonobofs.fuse.mount_context import Header, Notifications
 from bonobofs.fuse.overlay import Overlay, OverlayUsage
 from bonobofs.fuse.temp_files import TempFiles
 from bonobofs.fuse.virtual_dir import VirtualDir
@@ -109,9 +109,10 @@ class Rig:
     def close(self) -> None:
         self._guard.flush_all()
         self._log.close()
-        for node_id in list(self._operations._nodes):
+        for node_id in list(self._operations.mount.nodes):
             if node_id != p.ROOT_ID:
-                self._operations._forget_one(node_id, 1 << 62)
+                header = Header(node_id, 0, 0, 0, 0)
+                self._operations.handlers[p.Opcode.FORGET](header, memoryview(p.FORGET_IN.pack(1 << 62)))
         for store in (self._source, self._overlay.store):
             store.close_unused()
             os.close(store._mountinfo)

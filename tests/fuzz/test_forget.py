@@ -16,7 +16,7 @@ def test_a_batch_of_forgets_is_served_in_steps(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     try:
         nodes = [rig.node("docs"), rig.node("docs", "a.md"), rig.node("docs", "link")]
-        known = rig._operations._nodes
+        known = rig._operations.mount.nodes
         counts = [known[node].lookups for node in nodes]
         body = p.BATCH_FORGET_IN.pack(len(nodes), 0)
         body += b"".join(map(p.FORGET_ONE.pack, reversed(nodes), reversed(counts)))
