@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,21 +20,6 @@ from bonobofs.state.heartbeats import LiveSession
 from bonobofs.state.lease_follower import leases_in_effect
 from bonobofs.state.leases import DAY, Holder, Lease, LeaseChange, LeaseRequest
 from bonobofs.state.sessions import Session, lives, load_all
-
-__all__ = [
-    "DAY",
-    "Holder",
-    "HolderOption",
-    "LeaseTerms",
-    "acquire",
-    "as_document",
-    "extend",
-    "import_locks",
-    "leases_of",
-    "list_leases",
-    "release",
-    "workspace_around",
-]
 
 
 class HolderOption(NamedTuple):
@@ -51,7 +38,7 @@ class LeaseTerms(NamedTuple):
     workspace: Path | None = None
 
 
-def acquire(home: Path, whose: HolderOption | Holder, patterns: list[str], terms: LeaseTerms) -> Lease:
+def acquire(home: Path, holder: HolderOption | Holder, patterns: list[str], terms: LeaseTerms) -> Lease:
     """Acquire a lease and return when every live session enforces it. A new agent is registered.
 
     Raises UsageError, ForbiddenError, StateError. After an interrupt or a database error during the wait, the lease
@@ -63,13 +50,13 @@ def acquire(home: Path, whose: HolderOption | Holder, patterns: list[str], terms
         except PolicyError as error:
             raise UsageError(f"{pattern!r} cannot be leased: {error}") from error
     with Database.open(home) as database:
-        if not isinstance(whose, Holder):
-            agent_registry.register(database, _label(whose))
+        if isinstance(holder, HolderOption):
+            agent_registry.register(database, default_agent() if holder.agent is None else holder.agent)
         workspace = None if terms.workspace is None else _source(home, terms.workspace)
-        holder = _holder(database, whose)
-        wanted = LeaseRequest(holder, tuple(patterns), terms.shared, terms.seconds, terms.reason, workspace)
-        granted = leases.acquire(database, wanted, patterns_meet)
-        return _followed(database, granted, "granted")
+        request = LeaseRequest(
+            _holder(database, holder), tuple(patterns), terms.shared, terms.seconds, terms.reason, workspace
+        )
+        return _await_sessions(database, leases.acquire(database, request, patterns_meet), "granted")
 
 
 def workspace_around(home: Path, directory: Path) -> Path:
@@ -86,28 +73,28 @@ def workspace_around(home: Path, directory: Path) -> Path:
     raise UsageError(f"{directory} is in no workspace that was mounted before; give --workspace DIR")
 
 
-def _followed(database: Database, granted: LeaseChange, done: str) -> Lease:
+def _await_sessions(database: Database, change: LeaseChange, result: str) -> Lease:
     """Return the lease when every live session has acknowledged the change."""
-    waited_for: list[LiveSession] = []
+    late: list[LiveSession] = []
 
-    def keep(present: list[LiveSession]) -> None:
-        waited_for[:] = present
+    def note_late(present: list[LiveSession]) -> None:
+        late[:] = present
 
     try:
-        leases.wait(database, granted.generation, on_wait=keep)
+        leases.wait(database, change.generation, on_wait=note_late)
     except (StateError, KeyboardInterrupt) as error:
-        those = ", ".join(f"{one.agent} on {one.host} in {one.source}" for one in waited_for)
-        stands = (
-            f"the lease {granted.lease.id} is {done}, but these may not follow that yet: {those or 'not known'}; "
-            "bonobofs status shows which of them do not know the leases"
+        names = ", ".join(f"{session.agent} on {session.host} in {session.source}" for session in late)
+        message = (
+            f"the lease {change.lease.id} is {result}, but these sessions may not enforce it yet: "
+            f"{names or 'not known'}; bonobofs status shows the sessions that cannot read the leases"
         )
         if isinstance(error, KeyboardInterrupt):
-            raise InterruptedWaitError(stands) from None
-        raise StateError(f"{error}; {stands}") from error
-    return granted.lease
+            raise InterruptedWaitError(message) from None
+        raise StateError(f"{error}; {message}") from error
+    return change.lease
 
 
-def _source(home: Path, named: Path) -> str:
+def _source(home: Path, directory: Path) -> str:
     """Return the source of a directory; a mountpoint stands for its source.
 
     UsageError for a directory inside a source: patterns begin at the source's root.
@@ -115,38 +102,30 @@ def _source(home: Path, named: Path) -> str:
     for session in load_all(home):
         if lives(session):
             roots = {Path(root) for root in (session.source, session.mountpoint) if root is not None}
-            if named in roots:
+            if directory in roots:
                 return session.source
-            if not roots.isdisjoint(named.parents):
+            if not roots.isdisjoint(directory.parents):
                 raise UsageError(
-                    f"{named} lies inside {session.source}; name that, with patterns that begin there, such as "
-                    f"{named.relative_to(next(iter(roots.intersection(named.parents))))}/**"
+                    f"{directory} lies inside {session.source}; name that, with patterns that begin there, such as "
+                    f"{directory.relative_to(next(iter(roots.intersection(directory.parents))))}/**"
                 )
-    return str(named)
+    return str(directory)
 
 
-def extend(home: Path, whose: HolderOption | Holder, lease: str | None, seconds: float) -> Lease:
+def extend(home: Path, holder: HolderOption | Holder, lease: str | None, seconds: float) -> Lease:
     """Set the end of a lease to `seconds` from now: the operator's choice `lease`, else the holder's own.
 
     Like `acquire`, it waits for every live session.
     """
-
-    def change(database: Database, one: str, by: Holder | None) -> LeaseChange:
-        return leases.extend(database, one, seconds, by=by)
-
-    return _change(home, whose, lease, change, "extended")
+    return _change(home, holder, lease, partial(leases.extend, seconds=seconds), "extended")
 
 
-def release(home: Path, whose: HolderOption | Holder, lease: str | None) -> Lease:
+def release(home: Path, holder: HolderOption | Holder, lease: str | None) -> Lease:
     """Release a lease: the operator's choice `lease`, else the holder's own.
 
     Like `acquire`, it waits for every live session.
     """
-
-    def change(database: Database, one: str, by: Holder | None) -> LeaseChange:
-        return leases.release(database, one, by=by)
-
-    return _change(home, whose, lease, change, "released")
+    return _change(home, holder, lease, leases.release, "released")
 
 
 def list_leases(home: Path) -> list[Lease]:
@@ -178,68 +157,47 @@ class ImportedLock(NamedTuple):
 
 def import_locks(home: Path, locks: list[ImportedLock], workspace: Path | None) -> tuple[list[Lease], list[str]]:
     """Acquire locks of Choragen, each by its chain. Return the leases, and why others failed."""
-    made, lost = [], []
-    before = {one.holder.chain: one.patterns for one in list_leases(home) if not one.origin}
+    acquired, problems = [], []
+    before = {lease.holder.chain: lease.patterns for lease in list_leases(home) if not lease.origin}
     for lock in locks:
         terms = LeaseTerms(seconds=lock.seconds, reason=lock.reason, workspace=workspace)
         try:
-            made.append(acquire(home, HolderOption(lock.agent, lock.chain), lock.patterns, terms))
+            acquired.append(acquire(home, HolderOption(lock.agent, lock.chain), lock.patterns, terms))
         except BonobofsError as error:
-            lost.append(f"line {lock.line}: {lock.chain}: {error}")
+            problems.append(f"line {lock.line}: {lock.chain}: {error}")
             continue
-        given_up = sorted(set(before.get(lock.chain, ())) - set(lock.patterns))
-        if given_up:
-            lost.append(f"line {lock.line}: {lock.chain} no longer holds {', '.join(given_up)} here")
-    return made, lost
+        released = sorted(set(before.get(lock.chain, ())) - set(lock.patterns))
+        if released:
+            problems.append(f"line {lock.line}: {lock.chain} no longer holds {', '.join(released)} here")
+    return acquired, problems
 
 
 def _change(
-    home: Path,
-    whose: HolderOption | Holder,
-    lease: str | None,
-    change: Callable[[Database, str, Holder | None], LeaseChange],
-    done: str,
+    home: Path, option: HolderOption | Holder, lease: str | None, change: Callable[..., LeaseChange], result: str
 ) -> Lease:
     with Database.open(home) as database:
         if lease is not None:
-            by = None if whose == HolderOption() else _holder(database, whose)
-            return _followed(database, change(database, lease, by), done)
-        holder = _holder(database, whose)
-        own = [one for one in leases.list_leases(database) if one.holder.key == holder.key and not one.origin]
+            by = None if option == HolderOption() else _holder(database, option)
+            return _await_sessions(database, change(database, lease, by=by), result)
+        holder = _holder(database, option)
+        own = [each for each in leases.list_leases(database) if each.holder.key == holder.key and not each.origin]
         if not own:
             raise UsageError(f"{holder} holds no lease; see bonobofs lease list")
-        return _followed(database, change(database, own[0].id, holder), done)
+        return _await_sessions(database, change(database, own[0].id, by=holder), result)
 
 
-def as_document(one: Lease) -> dict[str, Any]:
+def as_document(lease: Lease) -> dict[str, Any]:
     """Return a lease as JSON data."""
-    return {
-        "id": one.id,
-        "holder": one.holder.key,
-        "agent": one.holder.agent,
-        "agent_id": one.holder.agent_id,
-        "chain": one.holder.chain,
-        "patterns": list(one.patterns),
-        "shared": one.shared,
-        "workspace": one.workspace,
-        "reason": one.reason,
-        "origin": one.origin,
-        "acquired": one.acquired.isoformat(),
-        "until": one.until.isoformat(),
-    }
+    plain = dataclasses.asdict(lease)
+    holder: Holder = plain.pop("holder")
+    plain |= {"acquired": lease.acquired.isoformat(), "until": lease.until.isoformat()}
+    return {**plain, **holder._asdict(), "holder": holder.key}
 
 
-def _holder(database: Database, whose: HolderOption | Holder) -> Holder:
-    if isinstance(whose, Holder):
-        return whose
-    label, chain = _label(whose), _chain(whose)
-    found = agent_registry.find(database, label)
-    return Holder(label, None, chain) if found is None else Holder(found.label, found.id, chain)
-
-
-def _label(whose: HolderOption) -> str:
-    return default_agent() if whose.agent is None else whose.agent
-
-
-def _chain(whose: HolderOption) -> str | None:
-    return None if whose.chain is None else check_label(whose.chain, "a chain")
+def _holder(database: Database, option: HolderOption | Holder) -> Holder:
+    if isinstance(option, Holder):
+        return option
+    label = default_agent() if option.agent is None else option.agent
+    chain = None if option.chain is None else check_label(option.chain, "a chain")
+    agent = agent_registry.find(database, label)
+    return Holder(label, None, chain) if agent is None else Holder(agent.label, agent.id, chain)

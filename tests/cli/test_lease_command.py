@@ -171,7 +171,7 @@ def test_an_interrupted_acquire_reports_the_granted_lease(mounted: Mounted) -> N
             acquiring.send_signal(signal.SIGINT)
             _, said = acquiring.communicate(timeout=30)
     assert acquiring.returncode == 130
-    assert said.startswith(f"bonobofs: the lease {lease['id']} is granted, but these may not follow that yet: ")
+    assert said.startswith(f"bonobofs: the lease {lease['id']} is granted, but these sessions may not enforce it yet: ")
     assert f"ann on {os.uname().nodename} in {world.source}" in said
     assert listed() == [lease]
 
