@@ -32,7 +32,7 @@ class KeyedExecutor:
         """`name` is the name of the threads. No thread is started yet."""
         self._pool: Final = ThreadPoolExecutor(_MOST, thread_name_prefix=name)
         self._under_way: dict[str, Future[list[str]]] = {}
-        self._said: dict[str, list[str]] = {}
+        self._results: dict[str, list[str]] = {}
 
     def go(self, work: Mapping[str, Callable[[], list[str]]], seconds: float) -> list[str]:
         """Start the task of each idle key, wait for all tasks up to `seconds`, and return the last result of each.
@@ -44,8 +44,8 @@ class KeyedExecutor:
                 self._under_way[key] = self._pool.submit(do)
         wait(self._under_way.values(), seconds)
         for key in [key for key, future in self._under_way.items() if future.done()]:
-            self._said[key] = self._under_way.pop(key).result()
-        return [said for key in work for said in self._said.get(key, ())]
+            self._results[key] = self._under_way.pop(key).result()
+        return [line for key in work for line in self._results.get(key, ())]
 
     def close(self) -> None:
         """Wait for the running tasks."""
@@ -66,7 +66,15 @@ class Job(ABC):
     def __init__(self, home: Path) -> None:
         """Nothing is opened yet. A step that cannot open something is tried again."""
         self._home: Final = home
-        self._open = contextlib.ExitStack()
+        self._opened = contextlib.ExitStack()
+        self._database: Database | None = None
+
+    @property
+    def database(self) -> Database:
+        """The database, open until `close`. StateError."""
+        if self._database is None:
+            self._database = self._opened.enter_context(Database.open(self._home))
+        return self._database
 
     @abstractmethod
     def step(self, goes_on: GoesOn, /) -> str:
@@ -76,7 +84,27 @@ class Job(ABC):
         """
 
     def close(self) -> None:
-        self._open.close()
+        """Close everything that a step has opened."""
+        self._opened.close()
+        self._database = None
+
+
+class ServerJob(Job):
+    """A job that calls servers, each in a thread."""
+
+    _executor: KeyedExecutor | None = None
+
+    def _run_tasks(self, tasks: Mapping[str, Callable[[], list[str]]], problems: list[str]) -> str:
+        """Run a task for each key; return `problems` and the problems of the tasks."""
+        if self._executor is None:
+            self._executor = KeyedExecutor(self.name)
+        return "; ".join([*problems, *self._executor.go(tasks, self.pause)])
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.close()  # its tasks use the database
+            self._executor = None
+        super().close()
 
 
 class IndexJob(Job):
@@ -91,7 +119,7 @@ class IndexJob(Job):
 
     def step(self, goes_on: GoesOn) -> str:
         if self._index is None:
-            self._index = self._open.enter_context(open_index(self._home))
+            self._index = self._opened.enter_context(open_index(self._home))
         progress = self._index.catch_up(goes_on)
         self._redone |= dict.fromkeys(progress.redone)
         problems = list(progress.unread)
@@ -116,7 +144,7 @@ class RetentionJob(Job):
         return "; ".join([*found.failures, *kept])
 
 
-class MailJob(Job):
+class MailJob(ServerJob):
     """Sends the trail of each session to the Agent Mail server of its policy."""
 
     name = "mail"
@@ -126,16 +154,11 @@ class MailJob(Job):
     def __init__(self, home: Path, pace: Pace = Pace()) -> None:  # noqa: B008 - a constant
         super().__init__(home)
         self._pace = pace
-        self._database: Database | None = None
         self._settings: dict[str, tuple[int, Settings | None]] = {}
         """By session: mtime of its policy.json, and the settings in it."""
-        self._executor: KeyedExecutor
         self._rounds: dict[Settings, _Round] = {}
 
     def step(self, goes_on: GoesOn) -> str:
-        if self._database is None:
-            self._database = self._open.enter_context(Database.open(self._home))
-            self._executor = self._open.enter_context(contextlib.closing(KeyedExecutor(self.name)))
         trails: dict[Settings, dict[str, Path]] = {}
         problems = []
         for path in trails_in(self._home / "trails"):
@@ -148,18 +171,16 @@ class MailJob(Job):
                 trails.setdefault(settings, {})[path.stem] = path
         for settings in trails:
             if settings not in self._rounds:
-                self._rounds[settings] = _Round(self._home, settings, CourierCursors(self._database), self._pace)
+                self._rounds[settings] = _Round(self._home, settings, CourierCursors(self.database), self._pace)
         # One task for each sender: if a session's policy changes, two couriers share a mailbox and must not send at the
         # same time. A courier without trails discards its cursors, because another courier may move them.
         tasks: dict[str, list[Callable[[], list[str]]]] = {}
         for settings, each in self._rounds.items():
             tasks.setdefault(settings.name, []).append(partial(each.go, trails.get(settings, {}), goes_on))
-        work = {name: partial(_in_turn, rounds) for name, rounds in tasks.items()}
-        return "; ".join([*problems, *self._executor.go(work, self.pause)])
+        return self._run_tasks({name: partial(_in_turn, rounds) for name, rounds in tasks.items()}, problems)
 
     def close(self) -> None:
         super().close()
-        self._database = None
         self._rounds.clear()
 
     def _settings_of(self, session: str) -> Settings | None:

@@ -7,7 +7,6 @@ thread and tries again. While the server is unreachable, a mirrored lease lasts 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import re
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from bonobofs.agent_mail.mail_client import Mailbox, Reservation
-from bonobofs.daemon.jobs import GoesOn, Job, KeyedExecutor
+from bonobofs.daemon.jobs import GoesOn, Job, ServerJob
 from bonobofs.errors import MailError, PolicyError, StateError, UsageError
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.policy.pattern import is_wild, parse
@@ -29,7 +28,7 @@ from bonobofs.state.sessions import Session, lives, load
 from bonobofs.system.terminal import escape
 
 
-class ReservationJob(Job):
+class ReservationJob(ServerJob):
     """Mirrors the reservations of each project whose policy enables it, while a session works there."""
 
     name = "reservations"
@@ -37,15 +36,10 @@ class ReservationJob(Job):
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
-        self._database: Database | None = None
-        self._executor: KeyedExecutor
         self._ended: set[str] = set()
         self._places: dict[tuple[Settings, str], _Place] = {}
 
     def step(self, _: GoesOn) -> str:
-        if self._database is None:
-            self._database = self._open.enter_context(Database.open(self._home))
-            self._executor = self._open.enter_context(contextlib.closing(KeyedExecutor(self.name)))
         mine = home_id(self._home)
         work = {}
         problems = []
@@ -59,12 +53,8 @@ class ReservationJob(Job):
                 key = settings, session.source
                 if key not in self._places:
                     self._places[key] = _Place(self._home, settings, session.source)
-                work[self._places[key].prefix] = partial(self._places[key].mirror, self._database)
-        return "; ".join([*problems, *self._executor.go(work, self.pause)])
-
-    def close(self) -> None:
-        super().close()
-        self._database = None
+                work[self._places[key].prefix] = partial(self._places[key].mirror, self.database)
+        return self._run_tasks(work, problems)
 
     def _living(self) -> list[Session]:
         found = []
@@ -88,7 +78,7 @@ class _Place:
         self.prefix: Final = f"agent_mail:{settings.address.url} {settings.address.project} {named} "
         """Prefix of the origins of its leases."""
         self._mailbox: Mailbox | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Origins of the reservations whose alert is in the thread."""
 
     def mirror(self, database: Database) -> list[str]:
@@ -102,19 +92,19 @@ class _Place:
             # Create all leases before an alert is sent, because sending is slow.
             problems = {origin: self._enter(database, one, origin) for origin, one in reserved.items()}
             wrong = {origin: problem for origin, problem in problems.items() if problem}
-            self._told &= wrong.keys()
+            self._reported &= wrong.keys()
             said = [
                 f"{reserved[origin].pattern}, reserved by {reserved[origin].agent}, is not a lease: {problem}"
                 for origin, problem in wrong.items()
             ]
-            new = [origin for origin in wrong if origin not in self._told]
-            return said + self._tell(self._mailbox, {origin: (reserved[origin], wrong[origin]) for origin in new})
+            new = [origin for origin in wrong if origin not in self._reported]
+            return said + self._report(self._mailbox, {origin: (reserved[origin], wrong[origin]) for origin in new})
         except MailError as error:
             # The next mailbox reads the token again.
             self._mailbox = None
             return [str(error)]
 
-    def _tell(self, mailbox: Mailbox, wrong: dict[str, tuple[Reservation, str]]) -> list[str]:
+    def _report(self, mailbox: Mailbox, wrong: dict[str, tuple[Reservation, str]]) -> list[str]:
         """Send an alert for each reservation, once. An earlier daemon, or an unconfirmed letter, can have sent it."""
         if not wrong:
             return []
@@ -125,7 +115,7 @@ class _Place:
             try:
                 if subject not in known:
                     mailbox.send(subject, _body(reservation, problem), "urgent")
-                self._told.add(origin)
+                self._reported.add(origin)
             except MailError as error:
                 if not error.refused:
                     raise
@@ -159,19 +149,9 @@ class LeaseExpiryJob(Job):
     name = "leases"
     pause = 30.0
 
-    def __init__(self, home: Path) -> None:
-        super().__init__(home)
-        self._database: Database | None = None
-
     def step(self, _: GoesOn) -> str:
-        if self._database is None:
-            self._database = self._open.enter_context(Database.open(self._home))
-        leases.expire(self._database)
+        leases.expire(self.database)
         return ""
-
-    def close(self) -> None:
-        super().close()
-        self._database = None
 
 
 _BODY: Final = """bonobofs does not enforce this reservation, because it cannot become a lease.
