@@ -36,24 +36,24 @@ def add_agent(
       bonobofs agent add bob --role control --role impl
     """
     with Database.open(session.home()) as database:
-        made = agent_registry.add(database, name, team=team, roles=role or ())
-    say(f"{made.label} is {made.id}")
+        stored = agent_registry.add(database, name, team=team, roles=role or ())
+    say(f"{stored.label} is {stored.id}")
 
 
 @agent_app.command("list")
 def list_agents(removed: Removed = False, json: Json = False) -> None:
     """List the agents."""
     with Database.open(session.home()) as database:
-        found = agent_registry.list_agents(database, removed=removed)
+        entries = agent_registry.list_agents(database, removed=removed)
     if json:
-        document([_plain(one) for one in found])
+        document([_plain(entry) for entry in entries])
         return
-    if not found:
+    if not entries:
         say("no agents; register one: bonobofs agent add NAME")
         return
     rows = [
-        (one.label, one.team or "-", one.role or "-", ", ".join(one.roles) or "every", one.id, _until(one))
-        for one in found
+        (entry.label, entry.team or "-", entry.role or "-", ", ".join(entry.roles) or "every", entry.id, _until(entry))
+        for entry in entries
     ]
     table(("AGENT", "TEAM", "ROLE", "MAY MOUNT AS", "IDENTITY", "REMOVED"), rows)
 
@@ -77,12 +77,12 @@ def change_agent(
         raise UsageError("nothing to change; give --team T or --role R")
     home = session.home()
     with Database.open(home) as database:
-        made = agent_registry.change(database, agent, team=team, roles=role or ())
-    say(f"{made.label}: team {made.team or '-'}, may mount as {', '.join(made.roles) or 'every role'}")
-    for one in session.statuses(home):
-        if one.state in session.SERVED and one.session.agent_id == made.id and role:
-            where = one.session.mountpoint or one.session.source
-            note(f"the session in {where} keeps the role {one.session.role} until it ends")
+        stored = agent_registry.change(database, agent, team=team, roles=role or ())
+    say(f"{stored.label}: team {stored.team or '-'}, may mount as {', '.join(stored.roles) or 'every role'}")
+    for entry in session.statuses(home):
+        if entry.state in session.SERVED and entry.session.agent_id == stored.id and role:
+            where = entry.session.mountpoint or entry.session.source
+            note(f"the session in {where} keeps the role {entry.session.role} until it ends")
 
 
 @agent_app.command("remove")
@@ -92,44 +92,44 @@ def remove_agent(agent: Annotated[str, typer.Argument(metavar="NAME", help="Labe
     Its records keep its name.
     """
     with Database.open(session.home()) as database:
-        gone = agent_registry.remove(database, agent)
-    say(f"{gone.label} ({gone.id}) was removed")
+        former = agent_registry.remove(database, agent)
+    say(f"{former.label} ({former.id}) was removed")
 
 
 @team_app.command("add")
 def add_team(name: Annotated[str, typer.Argument(metavar="NAME", help="Its label.")]) -> None:
     """Register a team."""
     with Database.open(session.home()) as database:
-        made = agent_registry.add_team(database, name)
-    say(f"{made.label} is {made.id}")
+        stored = agent_registry.add_team(database, name)
+    say(f"{stored.label} is {stored.id}")
 
 
 @team_app.command("list")
 def list_teams(removed: Removed = False, json: Json = False) -> None:
     """List the teams."""
     with Database.open(session.home()) as database:
-        found = agent_registry.list_teams(database, removed=removed)
+        entries = agent_registry.list_teams(database, removed=removed)
     if json:
-        document([_plain(one) for one in found])
+        document([_plain(entry) for entry in entries])
         return
-    if not found:
+    if not entries:
         say("no teams; add one: bonobofs team add NAME")
         return
-    table(("TEAM", "IDENTITY", "REMOVED"), [(one.label, one.id, _until(one)) for one in found])
+    table(("TEAM", "IDENTITY", "REMOVED"), [(entry.label, entry.id, _until(entry)) for entry in entries])
 
 
 @team_app.command("remove")
 def remove_team(team: Annotated[str, typer.Argument(metavar="NAME", help="Label or UUID of a team.")]) -> None:
     """Remove a team that has no agents."""
     with Database.open(session.home()) as database:
-        gone = agent_registry.remove_team(database, team)
-    say(f"{gone.label} ({gone.id}) was removed")
+        former = agent_registry.remove_team(database, team)
+    say(f"{former.label} ({former.id}) was removed")
 
 
-def _until(one: agent_registry.Agent | agent_registry.Team) -> str:
-    return "-" if one.removed is None else one.removed.isoformat(timespec="seconds")
+def _until(entry: agent_registry.Agent | agent_registry.Team) -> str:
+    return "-" if entry.removed is None else entry.removed.isoformat(timespec="seconds")
 
 
-def _plain(one: agent_registry.Agent | agent_registry.Team) -> dict[str, Any]:
-    removed = None if one.removed is None else one.removed.isoformat()
-    return {**one._asdict(), "created": one.created.isoformat(), "removed": removed}
+def _plain(entry: agent_registry.Agent | agent_registry.Team) -> dict[str, Any]:
+    removed = None if entry.removed is None else entry.removed.isoformat()
+    return {**entry._asdict(), "created": entry.created.isoformat(), "removed": removed}

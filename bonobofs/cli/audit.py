@@ -65,11 +65,11 @@ def tail(
     session.close_ended(home)
     trails = home / "trails"
     follower = reader.Follower(trails) if follow else None
-    wanted = _TailFilter(denied=denied, alerts=alerts, outcomes=json)
-    _print(_last(trails, lines, wanted), json=json)
+    filters = _TailFilter(denied=denied, alerts=alerts, outcomes=json)
+    _print(_last(trails, lines, filters), json=json)
     while follower is not None:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
-        _print(wanted.of(follower.poll()), json=json)
+        _print(filters.of(follower.poll()), json=json)
 
 
 Agent = Annotated[str | None, typer.Option(metavar="A", help="Label or UUID of an agent.")]
@@ -109,16 +109,16 @@ def query(
       bonobofs audit query --result denied --count rule
     """
     home = session.home()
-    asked = _query(home, agent, of_session, path, since, until)
-    wanted = dataclasses.replace(asked, operation=operation, rule=rule, result=result)
+    base = _query(home, agent, of_session, path, since, until)
+    filters = dataclasses.replace(base, operation=operation, rule=rule, result=result)
     with _index(home) as (index, progress):
-        _check_filters(home, index, wanted)
+        _check_filters(home, index, filters)
         if count is not None:
-            _print_counts(index.count(wanted, count), count, json=json)
+            _print_counts(index.count(filters, count), count, json=json)
         elif json:
-            document([_plain(change) for change in index.changes(wanted)])
+            document([_plain(change) for change in index.changes(filters)])
         else:
-            for change in index.changes(wanted):
+            for change in index.changes(filters):
                 counted = change.outcome is not None and COUNTS in change.outcome.details
                 say(_line(change.outcome if counted and change.outcome else change.entry, change.result))
     return 1 if progress.unread else 0
@@ -143,18 +143,18 @@ def report(
       bonobofs audit report --session 3d1fbd0c-54b4-4c5e-9a38-0f4c9b1d7a52 --json
     """
     home = session.home()
-    wanted = _query(home, agent, of_session, path, since, until)
-    found = reports.Report(session.about_sessions(home))
+    filters = _query(home, agent, of_session, path, since, until)
+    result = reports.Report(session.about_sessions(home))
     with _index(home) as (index, progress):
-        _check_filters(home, index, wanted)
-        found.add(index.changes(wanted))
+        _check_filters(home, index, filters)
+        result.add(index.changes(filters))
     unreadable = session.unreadable(home)
     for error in unreadable.values():
         note(str(error))
     if json:
-        document(found.document())
+        document(result.document())
     else:
-        print(found.markdown(), end="")
+        print(result.markdown(), end="")
     return 1 if progress.unread or unreadable else 0
 
 
@@ -200,32 +200,32 @@ def verify_(
     """
     home = session.home()
     session.close_ended(home)
-    known = {one.session.session: one for one in session.statuses(home, ended=True)}
+    known = {each.session.session: each for each in session.statuses(home, include_ended=True)}
     reports = list(
         verify(
             home / "trails",
             live=lambda name: name in known and known[name].state in {*session.SERVED, session.State.ENDING},
             describe=lambda name: describe_below(Path(known[name].session.source)) if name in known else None,
-            expected=[name for name, one in known.items() if one.session.pid is not None],
+            expected=[name for name, each in known.items() if each.session.pid is not None],
             pruned=partial(tombstones, home),
         )
     )
     reports += [record] if (record := session.verify_record(home)) is not None else []
     unreadable = session.unreadable(home).items()
     _add([Finding(name, Damage.SESSION, None, None, str(error)) for name, error in unreadable], reports)
-    testimony = session.ask_witnesses(home) if witness else None
-    if testimony is not None:
-        _add(testimony.findings, reports)
-        _print_witnesses(testimony)
+    witnesses = session.ask_witnesses(home) if witness else None
+    if witnesses is not None:
+        _add(witnesses.findings, reports)
+        _print_witnesses(witnesses)
     if json:
         document([_report(report) for report in reports])
     else:
         for report in reports:
             _print_entry(report)
-        found = sum(len(report.findings) for report in reports)
+        result = sum(len(report.findings) for report in reports)
         entries = sum(report.entries for report in reports)
-        say(f"{len(reports)} trails, {entries} entries: {f'{found} findings' if found else 'as they were written'}")
-    silent = testimony is not None and not testimony.letters
+        say(f"{len(reports)} trails, {entries} entries: {f'{result} findings' if result else 'as they were written'}")
+    silent = witnesses is not None and not witnesses.letters
     return 1 if silent or any(report.findings for report in reports) else 0
 
 
@@ -245,21 +245,23 @@ def prune(
       bonobofs audit prune --json
     """
     with waiting("reading the record"):
-        found = session.prune(session.home(), dry_run=dry_run)
-    size = sum(one.bytes for one in found.pruned)
+        result = session.prune(session.home(), dry_run=dry_run)
+    size = sum(each.bytes for each in result.pruned)
     if json:
-        pruned = [one._asdict() for one in found.pruned]
-        document({"dry_run": dry_run, "bytes": size, "pruned": pruned, "kept": found.kept, "failures": found.failures})
+        pruned = [each._asdict() for each in result.pruned]
+        document(
+            {"dry_run": dry_run, "bytes": size, "pruned": pruned, "kept": result.kept, "failures": result.failures}
+        )
     else:
-        for one in found.pruned:
-            period = f"{one.first} to {one.last}"
-            say(f"{one.session}  {one.agent}  {one.seq} entries, {one.bytes} bytes, {period}: {one.why}")
-        for name, reason in found.kept.items():
+        for each in result.pruned:
+            period = f"{each.first} to {each.last}"
+            say(f"{each.session}  {each.agent}  {each.seq} entries, {each.bytes} bytes, {period}: {each.why}")
+        for name, reason in result.kept.items():
             note(f"{name} is kept: {reason}")
-        for failure in found.failures:
+        for failure in result.failures:
             note(failure)
-        say(f"{len(found.pruned)} trails, {size} bytes {'would be' if dry_run else 'were'} pruned")
-    return 1 if found.kept or found.failures else 0
+        say(f"{len(result.pruned)} trails, {size} bytes {'would be' if dry_run else 'were'} pruned")
+    return 1 if result.kept or result.failures else 0
 
 
 @app.command("export")
@@ -285,21 +287,21 @@ def export(
         reader.export_csv(entries, out)
 
 
-def _check_filters(home: Path, index: Index, wanted: IndexQuery) -> None:
+def _check_filters(home: Path, index: Index, filters: IndexQuery) -> None:
     """Refuse a filter value that is unknown and in no entry. UsageError, with similar values."""
     known: dict[GroupBy, Iterable[str]] = {
         GroupBy.RESULT: ("allowed", "denied", "error"),
         GroupBy.OPERATION: [each.value for each in Operation],
         GroupBy.RULE: (*BUILT_IN_RULES, *session.rules_of_sessions(home)),
-        GroupBy.SESSION: [one.session.session for one in session.statuses(home, ended=True)],
+        GroupBy.SESSION: [each.session.session for each in session.statuses(home, include_ended=True)],
         GroupBy.AGENT: session.agents_of(home),
     }
     for by, values in known.items():
-        value = getattr(wanted, by.value)
-        alone = IndexQuery(**{by.value: value}, agent_id=wanted.agent_id if by is GroupBy.AGENT else None)
+        value = getattr(filters, by.value)
+        alone = IndexQuery(**{by.value: value}, agent_id=filters.agent_id if by is GroupBy.AGENT else None)
         if value is None or value in values or next(iter(index.changes(alone)), None) is not None:
             continue
-        recorded = [name for one in index.count(IndexQuery(), by) for name in (one.value, one.label) if name]
+        recorded = [name for each in index.count(IndexQuery(), by) for name in (each.value, each.label) if name]
         raise UsageError(f"--{by.value}: no entry has {value!r}{nearest(value, [*values, *recorded])}")
 
 
@@ -337,19 +339,19 @@ def _print_trouble(progress: Progress) -> None:
 
 def _print_counts(counts: list[Count], by: GroupBy, *, json: bool) -> None:
     if json:
-        named = [{by.value: one.value, "changes": one.changes, "times": one.times} for one in counts]
+        named = [{by.value: each.value, "changes": each.changes, "times": each.times} for each in counts]
         if by is GroupBy.AGENT:
-            named = [{**plain, "label": one.label} for plain, one in zip(named, counts, strict=True)]
+            named = [{**plain, "label": each.label} for plain, each in zip(named, counts, strict=True)]
         document(named)
         return
-    for one in counts:
-        say(f"{one.times:9}  {f'{one.label}  {one.value}' if one.label else one.value or '-'}")
+    for each in counts:
+        say(f"{each.times:9}  {f'{each.label}  {each.value}' if each.label else each.value or '-'}")
 
 
-def _print_witnesses(testimony: session.WitnessReport) -> None:
-    for name in testimony.unknown:
+def _print_witnesses(witnesses: session.WitnessReport) -> None:
+    for name in witnesses.unknown:
         note(f"Agent Mail has no letter of session {name}: its record was not sent yet, or the letters were deleted")
-    if not testimony.letters:
+    if not witnesses.letters:
         note("the mail server has no letter of this state directory, so it confirms nothing")
 
 
@@ -388,18 +390,20 @@ def _report(report: Report) -> dict[str, Any]:
     }
 
 
-def _last(trails: Path, lines: int, wanted: _TailFilter) -> list[AuditEntry]:
+def _last(trails: Path, lines: int, filters: _TailFilter) -> list[AuditEntry]:
     """Give the last `lines` entries that are wanted, oldest first."""
-    found = itertools.chain.from_iterable(_last_of(trail, lines, wanted) for trail in reader.trails_in(trails))
-    return sorted(found, key=lambda entry: entry.timestamp)[-lines:] if lines else []
+    result = itertools.chain.from_iterable(_last_of(trail, lines, filters) for trail in reader.trails_in(trails))
+    return sorted(result, key=lambda entry: entry.timestamp)[-lines:] if lines else []
 
 
-def _last_of(trail: Path, lines: int, wanted: _TailFilter) -> Iterable[AuditEntry]:
+def _last_of(trail: Path, lines: int, filters: _TailFilter) -> Iterable[AuditEntry]:
     reach = 2 * lines
     entries = reader.last(trail, reach)
-    found = deque(wanted.of(entries), maxlen=lines)
+    result = deque(filters.of(entries), maxlen=lines)
     # The whole trail is read only if its end has too few matches.
-    return found if len(found) == lines or len(entries) < reach else deque(wanted.of(reader.read(trail)), maxlen=lines)
+    return (
+        result if len(result) == lines or len(entries) < reach else deque(filters.of(reader.read(trail)), maxlen=lines)
+    )
 
 
 class _TailFilter(NamedTuple):

@@ -61,10 +61,10 @@ def acquire(
     """
     if all_workspaces and workspace is not None:
         raise UsageError("--workspace and --all-workspaces are mutually exclusive")
-    whose, seconds = HolderOption(agent, chain), _seconds(duration)
+    holder, seconds = HolderOption(agent, chain), _seconds(duration)
     with waiting("waiting for the live sessions"):
         lease = _by_the_session(
-            whose,
+            holder,
             "acquire",
             patterns=patterns,
             shared=shared,
@@ -74,7 +74,7 @@ def acquire(
         ) or as_document(
             lease_service.acquire(
                 session.home(),
-                whose,
+                holder,
                 patterns,
                 LeaseTerms(shared, seconds, reason, _workspace(workspace, all_workspaces=all_workspaces)),
             )
@@ -92,11 +92,11 @@ def extend(
     Example:
       bonobofs lease extend --chain CHAIN-001 --for 24h
     """
-    whose, seconds = HolderOption(agent, chain), _seconds(duration)
-    longer = _by_the_session(whose, "extend", lease=lease, seconds=seconds) or as_document(
-        lease_service.extend(session.home(), whose, lease, seconds)
+    holder, seconds = HolderOption(agent, chain), _seconds(duration)
+    extended = _by_the_session(holder, "extend", lease=lease, seconds=seconds) or as_document(
+        lease_service.extend(session.home(), holder, lease, seconds)
     )
-    say(f"{longer['id']} until {_moment(longer['until'])}")
+    say(f"{extended['id']} until {_moment(extended['until'])}")
 
 
 @app.command("release")
@@ -108,35 +108,35 @@ def release(lease: LeaseArgument = None, agent: AgentOption = None, chain: Chain
       bonobofs lease release --chain CHAIN-001
       bonobofs lease release 0b4f8a52-6a6e-4e55-9c7e-0b6f0b6d6d10     as the operator, any holder's
     """
-    whose = HolderOption(agent, chain)
+    holder = HolderOption(agent, chain)
     with waiting("waiting for the live sessions"):
-        gone = _by_the_session(whose, "release", lease=lease) or as_document(
-            lease_service.release(session.home(), whose, lease)
+        released = _by_the_session(holder, "release", lease=lease) or as_document(
+            lease_service.release(session.home(), holder, lease)
         )
-    say(f"{gone['id']} is released")
+    say(f"{released['id']} is released")
 
 
 @app.command("list")
 def list_(json: Annotated[bool, typer.Option("--json", help="One JSON document: a list.")] = False) -> None:
     """List the leases in effect."""
-    found = lease_service.list_leases(session.home())
+    current = lease_service.list_leases(session.home())
     if json:
-        document([as_document(one) for one in found])
+        document([as_document(each) for each in current])
         return
-    if not found:
+    if not current:
         say("nothing is leased")
         return
     rows = [
         (
-            str(one.holder),
-            "shared" if one.shared else "exclusive",
-            ", ".join(one.patterns),
-            one.workspace or "every",
-            _moment(one.until.isoformat()),
-            one.reason or "-",
-            one.id,
+            str(each.holder),
+            "shared" if each.shared else "exclusive",
+            ", ".join(each.patterns),
+            each.workspace or "every",
+            _moment(each.until.isoformat()),
+            each.reason or "-",
+            each.id,
         )
-        for one in found
+        for each in current
     ]
     table(("HOLDER", "KIND", "PATTERNS", "SOURCE", "UNTIL", "REASON", "LEASE"), rows)
 
@@ -157,13 +157,13 @@ def import_(
         raise UsageError("a session acquires no leases for other chains; run this outside of the mount")
     script = choragen_import()
     locks, lost = script.read_locks(script.text_of(file), datetime.now(UTC))
-    made, refused = lease_service.import_locks(
+    acquired, refused = lease_service.import_locks(
         session.home(),
         list(starmap(lease_service.ImportedLock, locks)),
         _workspace(workspace, all_workspaces=all_workspaces),
     )
-    for one in made:
-        say(f"{one.id} for {one.holder}: {', '.join(one.patterns)}, until {_moment(one.until.isoformat())}")
+    for each in acquired:
+        say(f"{each.id} for {each.holder}: {', '.join(each.patterns)}, until {_moment(each.until.isoformat())}")
     for line in lost + refused:
         note(f"{file}: {line}")
     return 1 if lost or refused else 0
@@ -176,12 +176,12 @@ def _seconds(duration: str) -> int:
     return seconds
 
 
-def _workspace(named: Path | None, *, all_workspaces: bool) -> Path | None:
+def _workspace(directory: Path | None, *, all_workspaces: bool) -> Path | None:
     """The workspace that a lease covers, by default the one around the working directory; None for all."""
     if all_workspaces:
         return None
-    if named is not None:
-        return Path(os.path.realpath(named))
+    if directory is not None:
+        return Path(os.path.realpath(directory))
     return lease_service.workspace_around(session.home(), Path.cwd())
 
 
@@ -189,21 +189,23 @@ def _moment(when: str) -> str:
     return datetime.fromisoformat(when).isoformat(timespec="seconds")
 
 
-def _by_the_session(whose: HolderOption, what: str, **arguments: Any) -> dict[str, Any] | None:
+def _by_the_session(holder: HolderOption, verb: str, **arguments: Any) -> dict[str, Any] | None:
     """Call the session of the mount around the working directory; None outside a mount.
 
     In a mount, a person acts as its agent, as every program does. The session refuses other holders.
     """
     here = Path.cwd()
-    called = session.callable_session(session.home(), here)
-    if called is None:
-        around = mounts.mount_around(here)
-        if around is not None and whose == HolderOption():
+    own_session = session.callable_session(session.home(), here)
+    if own_session is None:
+        mount = mounts.mount_around(here)
+        if mount is not None and holder == HolderOption():
             raise UsageError(
-                f"the session of {around.mountpoint} does not let this user call it, so a lease from here would not "
+                f"the session of {mount.mountpoint} does not let this user call it, so a lease from here would not "
                 "bind it; run this as its operator, have root mount with --user, or name --agent or --chain"
             )
-        check_agent(session.home(), whose.agent)
+        check_agent(session.home(), holder.agent)
         return None
-    lease: dict[str, Any] = call(called.directory, f"lease.{what}", **arguments, agent=whose.agent, chain=whose.chain)
+    lease: dict[str, Any] = call(
+        own_session.directory, f"lease.{verb}", **arguments, agent=holder.agent, chain=holder.chain
+    )
     return lease

@@ -127,32 +127,32 @@ def umount(
     path = Path(os.path.abspath(mountpoint))
     os.chdir("/")
     with waiting(f"closing the record of {path}"):
-        ended = session.unmount_session(home, path)
-    if ended.live:
+        result = session.unmount_session(home, path)
+    if result.live:
         say(f"{path}: unmounted")
-    if ended.dead:
-        say(f"{path}: {ended.dead} dead mount{'s' if ended.dead > 1 else ''} taken off")
-    if ended.copies:
-        some = ", ".join(ended.copies[:_NAMED])
-        more = f" and {len(ended.copies) - _NAMED} more" if len(ended.copies) > _NAMED else ""
+    if result.dead:
+        say(f"{path}: {result.dead} dead mount{'s' if result.dead > 1 else ''} taken off")
+    if result.copies:
+        some = ", ".join(result.copies[:_NAMED])
+        more = f" and {len(result.copies) - _NAMED} more" if len(result.copies) > _NAMED else ""
         note(f"a copy of the mount remains, and every access to it fails: {some}{more}; unmount it there too")
-    if ended.remover is not None:
-        note(f"the record is closed; the server (pid {ended.remover}) still removes the session's scratch files")
-    for kept in ended.kept:
-        say(str(kept))
-    if not ended.live and not ended.dead and ended.closed:
+    if result.remover is not None:
+        note(f"the record is closed; the server (pid {result.remover}) still removes the session's scratch files")
+    for repository in result.kept:
+        say(str(repository))
+    if not result.live and not result.dead and result.closed:
         say(f"{path}: already unmounted; the record is closed")
-    elif not ended.live and not ended.dead:
+    elif not result.live and not result.dead:
         say(f"{path}: nothing was mounted; the end of a crashed session is recorded")
-    if not ended.closed:
+    if not result.closed:
         note("the record has no closing entry; run bonobofs audit verify")
 
 
 def _print_mounted(mounted: session.MountedSession) -> None:
-    made = mounted.session
-    say(f"{made.source} on {made.mountpoint} for {made.agent}, role {made.role}")
-    say(f"policy {made.policy.origin} ({mounted.why}), transport {made.transport}, session {made.session}")
-    where = shlex.quote(made.mountpoint or "")
+    record = mounted.session
+    say(f"{record.source} on {record.mountpoint} for {record.agent}, role {record.role}")
+    say(f"policy {record.policy.origin} ({mounted.why}), transport {record.transport}, session {record.session}")
+    where = shlex.quote(record.mountpoint or "")
     say(f"work there: cd {where}, or bonobofs shell {where} for git, issues and leases")
     say(f"rules: {where}/.bonobofs/policy.md; of one path: bonobofs why PATH; end: bonobofs umount {where}")
     for text in mounted.notes:
@@ -186,97 +186,100 @@ def status(
     Exit 1 if a session cannot be read; standard error names it, and the others are listed.
     """
     home = session.home()
-    kept = {one.session: one for one in session.all_kept(home)}
-    found = [
-        one
-        for one in session.statuses(home, ended=True)
-        if everything or one.state is not State.ENDED or one.session.session in kept
+    repositories = {entry.session: entry for entry in session.all_kept(home)}
+    entries = [
+        entry
+        for entry in session.statuses(home, include_ended=True)
+        if everything or entry.state is not State.ENDED or entry.session.session in repositories
     ]
     unreadable = session.unreadable(home)
     for error in unreadable.values():
         note(str(error))
     if json:
-        document([_as_document(one, kept.get(one.session.session)) for one in found])
+        document([_as_document(entry, repositories.get(entry.session.session)) for entry in entries])
     else:
-        _print_statuses(found)
-        for each in kept.values():
-            say(str(each))
-    return 1 if unreadable or any(one.unreadable for one in found) else 0
+        _print_statuses(entries)
+        for repository in repositories.values():
+            say(str(repository))
+    return 1 if unreadable or any(entry.unreadable for entry in entries) else 0
 
 
-def _print_statuses(found: list[session.Status]) -> None:
-    if not found:
+def _print_statuses(entries: list[session.Status]) -> None:
+    if not entries:
         say("nothing is mounted")
         return
     table(
         ("STATE", "MOUNTPOINT", "SOURCE", "AGENT", "ROLE", "PID", "TRANSPORT", "POLICY"),
-        [_row(one) for one in found],
-        [_STYLES[one.state] for one in found],
+        [_row(entry) for entry in entries],
+        [_STYLES[entry.state] for entry in entries],
     )
-    for one in found:
-        for text in _notes(one):
+    for entry in entries:
+        for text in _notes(entry):
             say(text)
 
 
-def _notes(one: session.Status) -> list[str]:
+def _notes(entry: session.Status) -> list[str]:
     """Return sentences for the operator."""
-    where = one.session.mountpoint or one.session.source
-    notes = [_remedy(one)] if one.state not in (State.SERVING, State.ENDED) else []
-    if one.unwatched:
+    where = entry.session.mountpoint or entry.session.source
+    notes = [_remedy(entry)] if entry.state not in (State.SERVING, State.ENDED) else []
+    if entry.unwatched:
         notes.append(
-            f"{where}: {one.unwatched}; an unwatched external change may show a second late and is "
-            f"not recorded: {one.watch}"
+            f"{where}: {entry.unwatched}; an unwatched external change may show a second late and is "
+            f"not recorded: {entry.watch}"
         )
-    if one.policy_error is not None:
+    if entry.policy_error is not None:
         notes.append(
-            f"{where}: the policy file could not be loaded, so the last good policy stays in force: {one.policy_error}"
+            f"{where}: the policy file could not be loaded, so the last good policy stays in force: "
+            f"{entry.policy_error}"
         )
-    if one.unreadable is not None:
-        notes.append(f"{where}: {one.unreadable}")
-    if one.leases is not None:
-        notes.append(f"{where}: the leases are unknown, so every change of the source is refused: {one.leases}")
-    if one.caches is not None:
-        notes.append(f"{where}: {one.caches}")
+    if entry.unreadable is not None:
+        notes.append(f"{where}: {entry.unreadable}")
+    if entry.leases is not None:
+        notes.append(f"{where}: the leases are unknown, so every change of the source is refused: {entry.leases}")
+    if entry.caches is not None:
+        notes.append(f"{where}: {entry.caches}")
     return notes
 
 
-def _remedy(one: session.Status) -> str:
-    made = one.session
-    where = made.mountpoint or made.source
-    if one.state is State.STOPPED:
-        return f"{where}: its server is stopped, and everything in the mount waits; continue it: kill -CONT {made.pid}"
-    if one.state is State.SOURCE_REMOVED:
+def _remedy(entry: session.Status) -> str:
+    record = entry.session
+    where = record.mountpoint or record.source
+    if entry.state is State.STOPPED:
         return (
-            f"{where}: {made.source} was removed, renamed or replaced, and the mount shows the old directory; "
+            f"{where}: its server is stopped, and everything in the mount waits; continue it: kill -CONT {record.pid}"
+        )
+    if entry.state is State.SOURCE_REMOVED:
+        return (
+            f"{where}: {record.source} was removed, renamed or replaced, and the mount shows the old directory; "
             f"run bonobofs umount {where}, then mount again"
         )
-    if one.state is State.ENDING:
+    if entry.state is State.ENDING:
         return f"{where}: unmounted, but the server has not ended; bonobofs umount {where} ends it and waits"
-    if one.state is State.DEAD:
+    if entry.state is State.DEAD:
         return f"{where}: its server is gone; run bonobofs mount again, or bonobofs umount {where}"
     return f"{where}: ended without a closing entry; run bonobofs mount again, or look: bonobofs audit verify"
 
 
-def _row(one: session.Status) -> tuple[str, ...]:
-    made = one.session
-    pid = str(made.pid) if made.pid is not None and one.state in {*session.SERVED, State.ENDING} else "-"
+def _row(entry: session.Status) -> tuple[str, ...]:
+    record = entry.session
+    pid = str(record.pid) if record.pid is not None and entry.state in {*session.SERVED, State.ENDING} else "-"
     return (
-        one.state,
-        made.mountpoint or "-",
-        made.source,
-        made.agent,
-        made.role,
+        entry.state,
+        record.mountpoint or "-",
+        record.source,
+        record.agent,
+        record.role,
         pid,
-        made.transport,
-        made.policy.origin,
+        record.transport,
+        record.policy.origin,
     )
 
 
-def _as_document(one: session.Status, kept: Kept | None) -> dict[str, Any]:
-    plain = {**dataclasses.asdict(one.session), "state": one.state.value}
-    plain |= {"watch": one.watch, "policy_error": one.policy_error, "leases": one.leases, "caches": one.caches}
-    plain["kept"] = None if kept is None else kept._asdict()
-    notes = _notes(one)
+def _as_document(entry: session.Status, repository: Kept | None) -> dict[str, Any]:
+    plain = {**dataclasses.asdict(entry.session), "state": entry.state.value}
+    plain |= {"watch": entry.watch, "policy_error": entry.policy_error, "leases": entry.leases, "caches": entry.caches}
+    plain["kept"] = None if repository is None else repository._asdict()
+    notes = _notes(entry)
     if notes:
         plain["note"] = " ".join(notes)
     return plain

@@ -31,8 +31,8 @@ FileOrPreset = Annotated[str, typer.Argument(metavar="FILE", help="The policy fi
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 
 
-def _file_of(named: str) -> Path:
-    return preset_file(named) if named in PRESETS else Path(named)
+def _file_of(name: str) -> Path:
+    return preset_file(name) if name in PRESETS else Path(name)
 
 
 @app.command("check")

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from bonobofs import session
 
 
-def close_names(name: str, known: Iterable[str]) -> list[str]:
+def close_names(name: str, choices: Iterable[str]) -> list[str]:
     """Return at most three known names that look like a misspelling of the name, the nearest first."""
-    return difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.6)
+    return difflib.get_close_matches(name, sorted(set(choices)), n=3, cutoff=0.6)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, choices: Iterable[str]) -> str:
     """Return `; did you mean alice?`, else `; known are alice, bob`, or "" where nothing is known."""
-    names = sorted(set(known))
+    names = sorted(set(choices))
     close = close_names(name, names)
     if close:
         return f"; did you mean {' or '.join(close)}?"
@@ -45,9 +45,9 @@ def check_agent(home: Path, agent: str | None, *, new: bool | None = None) -> No
         labels = [one.label for one in agent_registry.list_agents(database)]
     if labels or new is None:
         remedy = f"bonobofs agent add {agent}" if new is None else "--new"
-        known = nearest(agent, labels)
-        end = "" if known.endswith("?") else ";"
-        raise UsageError(f"no agent is named {agent}{known}{end} to register it: {remedy}")
+        choices = nearest(agent, labels)
+        end = "" if choices.endswith("?") else ";"
+        raise UsageError(f"no agent is named {agent}{choices}{end} to register it: {remedy}")
 
 
 def check_role(role: str | None, policy: session.ChosenPolicy | session.PolicyInForce) -> None:

@@ -48,7 +48,7 @@ def check(source: Path, mountpoint: Path, home: Path) -> None:
     _check_unguarded(home, "state directory")
 
 
-def resolve(path: Path, what: str, *, allow_writable_parents: bool) -> Path:
+def resolve(path: Path, name: str, *, allow_writable_parents: bool) -> Path:
     """Return the absolute path of a source or mountpoint without symlinks. MountError.
 
     A user who can replace a directory on the way could redirect the path between this check and the mount. Such a path
@@ -77,7 +77,7 @@ def resolve(path: Path, what: str, *, allow_writable_parents: bool) -> Path:
         if (is_link or not allow_writable_parents) and _is_replaceable(above, st, here):
             remedy = "name the directory itself" if is_link else "or allow it: --allow-writable-parents"
             raise MountError(
-                f"another user can replace {entry}, which is on the way to the {what} {path}; use a {what} below "
+                f"another user can replace {entry}, which is on the way to the {name} {path}; use a {name} below "
                 f"directories that only root or you can write, {remedy}"
             )
         if not is_link:
@@ -85,7 +85,7 @@ def resolve(path: Path, what: str, *, allow_writable_parents: bool) -> Path:
             continue
         links += 1
         if links > _MOST_LINKS:
-            raise MountError(f"the {what} {path} has too many levels of symlinks; name the directory itself")
+            raise MountError(f"the {name} {path} has too many levels of symlinks; name the directory itself")
         target = os.readlink(entry)
         here = "/" if target.startswith("/") else here
         pending += target.split("/")[::-1]
@@ -117,12 +117,12 @@ def _group_may_write(above: os.stat_result, directory: str) -> bool:
     return not members <= own
 
 
-def _check_database(home: Path, path: Path, what: str) -> None:
+def _check_database(home: Path, path: Path, name: str) -> None:
     where = url(home)
     file = Path(where.database or "")
     if where.get_backend_name() == "sqlite" and is_within(file, path):
         raise MountError(
-            f"the database {file} lies inside the {what}, where those it binds could reach it; "
+            f"the database {file} lies inside the {name}, where those it binds could reach it; "
             "set BONOBOFS_DATABASE to a file outside, or not at all"
         )
 
@@ -182,16 +182,16 @@ def _has_twin(directory: int, name: str) -> bool:
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino) and twin not in os.listdir(directory)
 
 
-def _check_directory(path: Path, what: str) -> None:
+def _check_directory(path: Path, name: str) -> None:
     try:
         mode = path.stat().st_mode
     except OSError as error:
         if error.errno == errno.ENOTCONN:
-            raise MountError(f"the {what} {path} is a dead mount; take it off first: fusermount3 -u {path}") from error
-        remedy = f"; create it: mkdir -p {path}" if error.errno == errno.ENOENT and what == "mountpoint" else ""
-        raise MountError(f"the {what} {path} cannot be used: {error.strerror}{remedy}") from error
+            raise MountError(f"the {name} {path} is a dead mount; take it off first: fusermount3 -u {path}") from error
+        remedy = f"; create it: mkdir -p {path}" if error.errno == errno.ENOENT and name == "mountpoint" else ""
+        raise MountError(f"the {name} {path} cannot be used: {error.strerror}{remedy}") from error
     if not stat.S_ISDIR(mode):
-        raise MountError(f"the {what} {path} is not a directory; name one")
+        raise MountError(f"the {name} {path} is not a directory; name one")
 
 
 def _check_state(home: Path, mountpoint: Path) -> None:
@@ -204,19 +204,19 @@ def _check_state(home: Path, mountpoint: Path) -> None:
     _check_database(home, mountpoint, "mountpoint")
 
 
-def _check_record(home: Path, path: Path, what: str) -> None:
-    for name, content in (("sessions", "the record"), ("trails", "the record"), ("policies", "the policies")):
-        if is_within(path, home / name):
+def _check_record(home: Path, path: Path, name: str) -> None:
+    for entry, content in (("sessions", "the record"), ("trails", "the record"), ("policies", "the policies")):
+        if is_within(path, home / entry):
             raise MountError(
-                f"the {what} {path} lies inside {home / name}, which holds {content}; use another directory"
+                f"the {name} {path} lies inside {home / entry}, which holds {content}; use another directory"
             )
 
 
-def _check_unguarded(path: Path, what: str) -> None:
+def _check_unguarded(path: Path, name: str) -> None:
     around = mounts.mount_around(path)
     if around is not None:
         raise MountError(
-            f"the {what} lies in a mount of bonobofs, {around.mountpoint}; use a directory that is not guarded"
+            f"the {name} lies in a mount of bonobofs, {around.mountpoint}; use a directory that is not guarded"
         )
 
 

@@ -85,11 +85,11 @@ class MountedSession(NamedTuple):
     """Reason for the choice of the policy."""
 
 
-def start(home: Path, order: MountRequest) -> MountedSession:
+def start(home: Path, request: MountRequest) -> MountedSession:
     """Mount in the background and return when the mount answers. On failure everything is undone; BonobofsError."""
     with _alone(home):
-        drawn, config, earlier, notes = _prepare(home, order)
-        session, mountpoint = drawn.session, config.mountpoint
+        registered, config, earlier, notes = _prepare(home, request)
+        session, mountpoint = registered.session, config.mountpoint
         covered = len(mounts.at(Path(mountpoint)))
         served = False
         try:
@@ -110,10 +110,10 @@ def start(home: Path, order: MountRequest) -> MountedSession:
             _undo(home, session, covered, served=served)
             raise
         compress_ended(home)
-        return MountedSession(session, notes, drawn.policy.why)
+        return MountedSession(session, notes, registered.policy.why)
 
 
-def prepare_foreground(home: Path, order: MountRequest) -> tuple[MountedSession, Callable[[], NoReturn]]:
+def prepare_foreground(home: Path, request: MountRequest) -> tuple[MountedSession, Callable[[], NoReturn]]:
     """Register the session with this process as its server.
 
     Calling the returned function turns this process into the server.
@@ -121,40 +121,40 @@ def prepare_foreground(home: Path, order: MountRequest) -> tuple[MountedSession,
     # The mask survives exec and fork. A Ctrl-C stays pending until the server can unmount cleanly.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     with _alone(home):
-        drawn, config, earlier, notes = _prepare(home, order)
+        registered, config, earlier, notes = _prepare(home, request)
         pid = os.getpid()
-        session = dataclasses.replace(drawn.session, pid=pid, starttime=processes.start_time(pid))
+        session = dataclasses.replace(registered.session, pid=pid, starttime=processes.start_time(pid))
         save(home, session)
-        return MountedSession(session, notes, drawn.policy.why), partial(launcher.exec_server, config, earlier)
+        return MountedSession(session, notes, registered.policy.why), partial(launcher.exec_server, config, earlier)
 
 
-def _prepare(home: Path, order: MountRequest) -> tuple[RegisteredSession, SessionConfig, list[str], tuple[str, ...]]:
+def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, SessionConfig, list[str], tuple[str, ...]]:
     """Return the new session, its configuration, the earlier sessions whose end it records, and notes."""
-    transport = launcher.choose_transport(order.transport)
+    transport = launcher.choose_transport(request.transport)
     source, mountpoint = (
-        mount_checks.resolve(path, what, allow_writable_parents=order.allow_writable_parents)
-        for path, what in ((order.source, "source"), (order.mountpoint, "mountpoint"))
+        mount_checks.resolve(path, what, allow_writable_parents=request.allow_writable_parents)
+        for path, what in ((request.source, "source"), (request.mountpoint, "mountpoint"))
     )
     notes = transport.notes + _clear(home, mountpoint, source=source)
     mount_checks.check(source, mountpoint, home)
-    policy = choose_policy(home, order.policy, order.policy_of or source, store=True)
+    policy = choose_policy(home, request.policy, request.policy_of or source, store=True)
     notes += _standing(mountpoint) + _also_mounted(home, source)
     notes += tuple(f"A session cannot be read: {error}." for error in unreadable(home).values())
     scratch_dir.remove_stale(home)
     notes += tuple(f"{kept}." for kept in settle(home))
     earlier, differences = _look_back(home, source, policy.compiled)
-    guest = None if order.user is None else find_guest(order.user)
+    guest = None if request.user is None else find_guest(request.user)
     if guest is not None:
         open_way(home, guest)
-    drawn = register_session(
+    registered = register_session(
         home,
         source=source,
         mountpoint=mountpoint,
-        who=SessionRequest(order.agent, order.role, order.chain, order.issue),
+        request=SessionRequest(request.agent, request.role, request.chain, request.issue),
         policy=policy,
         transport=transport.name,
     )
-    session = drawn.session
+    session = registered.session
     inside = inside_directory(home, session.session)
     agent_shell.make_programs(inside, home)
     if guest is not None:
@@ -162,8 +162,8 @@ def _prepare(home: Path, order: MountRequest) -> tuple[RegisteredSession, Sessio
     if ignored := note_on_audit(home, policy.file, policy.document):
         notes += (f"{ignored}.",)
     notes += _unknown_role(session.role, policy.compiled) + _went_down(differences)
-    notes += _cannot_hold(source, policy.compiled) + drawn.tracked.notes
-    repository, more = _repository(home, drawn, guest)
+    notes += _cannot_hold(source, policy.compiled) + registered.tracked.notes
+    repository, more = _repository(home, registered, guest)
     notes += more
     config = SessionConfig(
         source=session.source,
@@ -184,32 +184,32 @@ def _prepare(home: Path, order: MountRequest) -> tuple[RegisteredSession, Sessio
         policy=policy.plain,
         policy_origin=session.policy.origin,
         policy_file=str(policy.file),
-        tracked=drawn.tracked.paths,
+        tracked=registered.tracked.paths,
         repository=repository,
         companion=launcher.companion_program(session.source, str(mountpoint), order.companion),
         transport=transport.name,
         packages=transport.packages,
-        allow_other=order.allow_other or guest is not None,
+        allow_other=request.allow_other or guest is not None,
         user=None if guest is None else guest.uid,
         umask=_umask(),
         source_identity=_identity(source),
         mountpoint_identity=_identity(mountpoint),
-        keep_scratch=order.keep_scratch,
+        keep_scratch=request.keep_scratch,
         out_of_band=differences,
         strays=temp_cleanup.left_in(home, source),
     )
-    return drawn, config, earlier, notes
+    return registered, config, earlier, notes
 
 
 def _repository(
-    home: Path, drawn: RegisteredSession, guest: Guest | None
+    home: Path, registered: RegisteredSession, guest: Guest | None
 ) -> tuple[RepositoryConfig | None, tuple[str, ...]]:
     """Create the session's own `.git`. Return its configuration, None if the source has none, and notes."""
-    session = drawn.session
+    session = registered.session
     source = Path(session.source)
     if not os.path.lexists(source / ".git"):
         return None, ()
-    rules = rules_of(drawn.policy.plain)
+    rules = rules_of(registered.policy.plain)
     author = Author(*identity(Principal(session.agent, session.agent_id, session.role), rules))
     if guest is None:
         uid, gid, groups = os.geteuid(), os.getegid(), os.getgroups()
@@ -218,11 +218,11 @@ def _repository(
     socket = inside_directory(home, session.session) / GUARD_SOCKET
     place = session_directory(home, session.session) / scratch_dir.REPOSITORY
     try:
-        made = build(source, place, author, rules.protected_branches, socket, Owner(uid, gid))
+        built = build(source, place, author, rules.protected_branches, socket, Owner(uid, gid))
     except GitError as error:
         shutil.rmtree(place, ignore_errors=True)
         return None, (f"Git cannot change anything in this mount: {error}.",)
-    return RepositoryConfig(made.common, made.stores, uid, gid, groups), made.notes
+    return RepositoryConfig(built.common, built.stores, uid, gid, groups), built.notes
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -375,12 +375,12 @@ def find_guest(name: str) -> Guest:
     if os.geteuid() != 0:
         raise UsageError("--user needs root: an ordinary user cannot let another user into a mount; leave it out")
     try:
-        found = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+        user = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
     except (KeyError, OverflowError):
         raise UsageError(f"--user {name}: there is no such user; name one of /etc/passwd") from None
-    if found.pw_uid == 0:
+    if user.pw_uid == 0:
         raise UsageError("--user names root, who may call every session; leave it out")
-    return Guest(found.pw_name, found.pw_uid, found.pw_gid)
+    return Guest(user.pw_name, user.pw_uid, user.pw_gid)
 
 
 def open_way(home: Path, guest: Guest) -> None:

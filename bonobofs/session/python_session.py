@@ -117,7 +117,7 @@ def open_session(
         state,
         source=root,
         mountpoint=None,
-        who=SessionRequest(agent, role),
+        request=SessionRequest(agent, role),
         policy=choose_policy(state, policy, root, preset=preset, store=True),
         transport="none",
     )

@@ -69,21 +69,21 @@ class RegisteredSession(NamedTuple):
 
 
 def choose_policy(
-    home: Path, named: Path | None, source: Path | None = None, *, preset: str | None = None, store: bool = False
+    home: Path, policy: Path | None, source: Path | None = None, *, preset: str | None = None, store: bool = False
 ) -> ChosenPolicy:
-    """Choose a session's policy: `named`, else that of the project, else that of the state directory, else a preset.
+    """Choose a session's policy: `policy`, else that of the project, else that of the state directory, else a preset.
 
-    `source` defaults to the working directory. `named` is a file or the name of a preset. `preset` is used in the last
+    `source` defaults to the working directory. `policy` is a file or the name of a preset. `preset` is used in the last
     case; with None it is the stored preset, and before the first session `aidlc` if the source has aidlc-docs/, else
     `project`. `store` stores that choice.
 
     PolicyError: the policy cannot be read or enforced. UsageError: the file is inside the source, where a program of
     the session could change it. StateError.
     """
-    if named is not None:
-        if str(named) in PRESETS:
-            return _of_preset(str(named), "named")
-        return load_policy(Path(os.path.abspath(named)), source, "named")
+    if policy is not None:
+        if str(policy) in PRESETS:
+            return _of_preset(str(policy), "named")
+        return load_policy(Path(os.path.abspath(policy)), source, "named")
     source = Path(os.path.realpath(source or "."))
     for file, why in (
         (project_policies.policy_file(home, source), "the policy of this project"),
@@ -102,11 +102,11 @@ def _preset_for(home: Path, source: Path, *, store: bool) -> tuple[str, str]:
     stored = project_policies.stored_preset(home, source)
     if stored is not None:
         return stored.preset, f"stored at the first session of this source, on {stored.chosen[:10]}"
-    found = os.path.isdir(source / "aidlc-docs")
-    preset = "aidlc" if found else "project"
+    has_docs = os.path.isdir(source / "aidlc-docs")
+    preset = "aidlc" if has_docs else "project"
     if store:
         preset = project_policies.store_preset(home, source, preset)
-    return preset, "the source has aidlc-docs/" if found else "the source has no aidlc-docs/"
+    return preset, "the source has aidlc-docs/" if has_docs else "the source has no aidlc-docs/"
 
 
 def _of_preset(name: str, why: str) -> ChosenPolicy:
@@ -151,7 +151,7 @@ def register_session(
     *,
     source: Path,
     mountpoint: Path | None,
-    who: SessionRequest,
+    request: SessionRequest,
     policy: ChosenPolicy,
     transport: str,
 ) -> RegisteredSession:
@@ -159,7 +159,7 @@ def register_session(
 
     It also registers a new agent. ForbiddenError: the agent may not mount with that role. StateError, UsageError.
     """
-    agent, role, chain, issue = who
+    agent, role, chain, issue = request
     if chain is not None:
         agent_registry.check_label(chain, "a chain")
     with Database.open(home) as database:
@@ -187,12 +187,12 @@ def register_session(
     directory = session_directory(home, session.session)
     directory.mkdir(mode=0o700)
     write_document(directory / "policy.json", policy.plain)
-    found = find_tracked(home, source, policy.compiled)
-    if found.paths:
-        save_tracked(home, session.session, found.paths)
-        policy = policy._replace(compiled=policy.compiled.with_tracked(Tracked(found.paths)))
+    tracked = find_tracked(home, source, policy.compiled)
+    if tracked.paths:
+        save_tracked(home, session.session, tracked.paths)
+        policy = policy._replace(compiled=policy.compiled.with_tracked(Tracked(tracked.paths)))
     save(home, session)
-    return RegisteredSession(session, policy, registered, found)
+    return RegisteredSession(session, policy, registered, tracked)
 
 
 MOST: Final = 10_000
@@ -222,19 +222,19 @@ def find_tracked(home: Path, source: Path, policy: Policy) -> TrackedFiles:
         return path.startswith(prefix) and policy.is_scratch(path[len(prefix) :].split("/"))
 
     try:
-        found = import_module("bonobofs.git.checkout").tracked_paths(root, home, wanted)
+        tracked = import_module("bonobofs.git.checkout").tracked_paths(root, home, wanted)
     except GitError as error:
         note = (
             f"Git could not list the files that it tracks ({error}); so the rules decide, in this session, about all "
             "that the source has at scratch paths now."
         )
-        return TrackedFiles(compact(_standing(source, policy)), (note,))
-    return TrackedFiles(compact(path[len(prefix) :] for path in found))
+        return TrackedFiles(compact(_existing(source, policy)), (note,))
+    return TrackedFiles(compact(path[len(prefix) :] for path in tracked))
 
 
-def _standing(source: Path, policy: Policy) -> list[str]:
+def _existing(source: Path, policy: Policy) -> list[str]:
     """Return the existing scratch paths of the source: a directory with a slash, without the names below it."""
-    found: list[str] = []
+    paths: list[str] = []
     waiting = [""]
     while waiting:
         above = waiting.pop()
@@ -246,10 +246,10 @@ def _standing(source: Path, policy: Policy) -> list[str]:
             path = above + entry.name
             directory = entry.is_dir(follow_symlinks=False)
             if policy.is_scratch(path.split("/")):
-                found.append(f"{path}/" if directory else path)
+                paths.append(f"{path}/" if directory else path)
             elif directory and entry.name != ".git":
                 waiting.append(f"{path}/")
-    return found
+    return paths
 
 
 def compact(paths: Iterable[str], most: int = MOST) -> list[str]:

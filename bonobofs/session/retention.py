@@ -98,20 +98,20 @@ def prune(home: Path, *, dry_run: bool = False, goes_on: GoesOn = lambda: True, 
         _check_record(home)
         if not dry_run:
             _finish(home)
-        found = _due(home, bounds, oldest, goes_on)._replace(failures=failures)
-        if found.pruned and not dry_run:
+        pruning = _due(home, bounds, oldest, goes_on)._replace(failures=failures)
+        if pruning.pruned and not dry_run:
             with appending(home, getpass.getuser()) as record:
-                for tombstone in found.pruned:
+                for tombstone in pruning.pruned:
                     bury(record, tombstone)
                     _remove(home, tombstone.session)
-        return found
+        return pruning
 
 
 def _due(home: Path, bounds: Limits, oldest: datetime, goes_on: GoesOn) -> Pruning:
     """Find the trails to prune, oldest first."""
     trails = [(stat_trail(trail), trail) for trail in trails_in(home / "trails")]
     total = sum(status.st_size for status, _ in trails)
-    found = Pruning([], {}, [])
+    pruning = Pruning([], {}, [])
     for status, trail in sorted(trails, key=lambda each: (each[0].st_mtime_ns, each[1])):
         old = status.st_mtime < oldest.timestamp()
         if not goes_on() or not (old or total > bounds.max_total):
@@ -122,11 +122,11 @@ def _due(home: Path, bounds: Limits, oldest: datetime, goes_on: GoesOn) -> Pruni
         tombstone = _tombstone(trail, status.st_size, why)
         reason = _reason_to_keep(home, trail, tombstone, oldest if old else None)
         if reason:
-            found.kept[trail.stem] = reason
+            pruning.kept[trail.stem] = reason
         else:
-            found.pruned.append(tombstone)
+            pruning.pruned.append(tombstone)
             total -= status.st_size
-    return found
+    return pruning
 
 
 def _tombstone(trail: Path, size: int, why: str) -> Tombstone:
@@ -243,11 +243,11 @@ def about_sessions(home: Path) -> dict[str, SessionFacts]:
     from bonobofs.state.database import Database  # noqa: PLC0415 - as above
 
     with Database.open(home) as database:
-        found = {name: SessionFacts(role, source) for name, role, source in heartbeats.list_sessions(database)}
+        facts = {name: SessionFacts(role, source) for name, role, source in heartbeats.list_sessions(database)}
     for session in read_all(home)[0]:
         head = _head(home, session.session)
-        found[session.session] = SessionFacts(session.role, session.source, session.policy.digest, *head)
-    return found
+        facts[session.session] = SessionFacts(session.role, session.source, session.policy.digest, *head)
+    return facts
 
 
 def _head(home: Path, session: str) -> tuple[int, str]:
@@ -260,12 +260,12 @@ def _head(home: Path, session: str) -> tuple[int, str]:
 
 def rules_of_sessions(home: Path) -> set[str]:
     """Return the names of the [[rule]] tables in the policies of all sessions."""
-    found: set[str] = set()
+    names: set[str] = set()
     for session in read_all(home)[0]:
         with contextlib.suppress(OSError, StateError):
             policy = read_document(session_directory(home, session.session) / "policy.json")
-            found.update(rule["name"] for rule in policy.get("rule", ()))
-    return found
+            names.update(rule["name"] for rule in policy.get("rule", ()))
+    return names
 
 
 def agents_of(home: Path) -> set[str]:
@@ -274,4 +274,6 @@ def agents_of(home: Path) -> set[str]:
     from bonobofs.state.database import Database  # noqa: PLC0415 - as above
 
     with Database.open(home) as database:
-        return {name for one in agent_registry.list_agents(database, removed=True) for name in (one.label, one.id)}
+        return {
+            name for agent in agent_registry.list_agents(database, removed=True) for name in (agent.label, agent.id)
+        }

@@ -74,18 +74,18 @@ class Status(NamedTuple):
         return "its source is not watched"
 
 
-def statuses(home: Path, *, ended: bool = False) -> list[Status]:
-    """Return the readable sessions that have not ended, oldest first; with `ended`, all."""
+def statuses(home: Path, *, include_ended: bool = False) -> list[Status]:
+    """Return the readable sessions that have not ended, oldest first; with `include_ended`, all."""
     sessions, _ = read_all(home)
     mounted = {str(mount.mountpoint) for mount in mounts.bonobofs_mounts()}
     # A mountpoint belongs to its live session; mounts below that one are hidden.
     taken = {session.mountpoint for session in sessions if lives(session)}
     # A dead mount belongs to the last session, which may have closed its trail: its connection was aborted.
-    left: dict[str | None, Session] = {
+    dead_mounts: dict[str | None, Session] = {
         session.mountpoint: session for session in sessions if session.mountpoint in mounted - taken
     }
-    found = [_status(home, session, _state(home, session, mounted, left)) for session in sessions]
-    return [status for status in found if ended or status.state is not State.ENDED]
+    entries = [_status(home, session, _state(home, session, mounted, dead_mounts)) for session in sessions]
+    return [status for status in entries if include_ended or status.state is not State.ENDED]
 
 
 def _status(home: Path, session: Session, state: State) -> Status:
@@ -106,12 +106,12 @@ def session_around(home: Path, path: Path) -> Status | None:
 
     StateError: the path is in a mount whose session cannot be read.
     """
-    serving = [one for one in statuses(home) if one.state in SERVED]
+    serving = [entry for entry in statuses(home) if entry.state in SERVED]
     for place in ("mountpoint", "source"):
-        for one in reversed(serving):
-            root = getattr(one.session, place)
+        for entry in reversed(serving):
+            root = getattr(entry.session, place)
             if root is not None and is_within(path, root):
-                return one
+                return entry
         if place == "mountpoint" and any(is_within(path, mount.mountpoint) for mount in mounts.bonobofs_mounts()):
             for error in unreadable(home).values():
                 raise StateError(f"{path} is in a mount whose session cannot be read: {error}")
@@ -125,10 +125,10 @@ def unreadable(home: Path) -> dict[str, StateError]:
 
 def mount_around(home: Path, path: Path) -> Session | None:
     """Return the served session in whose mount a path lies; commands there act as its agent."""
-    one = session_around(home, path)
-    if one is None or one.session.mountpoint is None or not is_within(path, one.session.mountpoint):
+    entry = session_around(home, path)
+    if entry is None or entry.session.mountpoint is None or not is_within(path, entry.session.mountpoint):
         return None
-    return one.session
+    return entry.session
 
 
 def was_closed(home: Path, session: Session) -> bool:
@@ -145,16 +145,16 @@ def close_ended(home: Path) -> None:
     A server answers by renewing the time of `settled` in its session's directory. One that does not in two seconds is
     passed over: what it has written so far can still be read.
     """
-    asked = []
+    servers = []
     for session in read_all(home)[0]:
         if session.pid is None or session.starttime is None or session.mountpoint is None or not lives(session):
             continue
         mark = session_directory(home, session.session) / "settled"
         before = _renewed(mark)
         if send(session.pid, session.starttime, signal.SIGUSR1):
-            asked.append((mark, before))
+            servers.append((mark, before))
     deadline = time.monotonic() + SECONDS_TO_SETTLE
-    for mark, before in asked:
+    for mark, before in servers:
         while _renewed(mark) == before and time.monotonic() < deadline:
             time.sleep(0.002)
 
@@ -171,13 +171,13 @@ def _has_source(session: Session) -> bool:
     if mounts.mount_around(Path(session.source)) is not None:
         return True  # to look there is to look into a mount
     try:
-        found = os.stat(session.source)
+        st = os.stat(session.source)
     except OSError as error:
         return error.errno not in (errno.ENOENT, errno.ENOTDIR)
-    return session.source_inode in (None, found.st_ino)
+    return session.source_inode in (None, st.st_ino)
 
 
-def _state(home: Path, session: Session, mounted: set[str], left: dict[str | None, Session]) -> State:
+def _state(home: Path, session: Session, mounted: set[str], dead_mounts: dict[str | None, Session]) -> State:
     if session.ended is not None:
         return State.ENDED
     if lives(session):
@@ -188,7 +188,7 @@ def _state(home: Path, session: Session, mounted: set[str], left: dict[str | Non
         if session.pid is not None and is_stopped(session.pid):
             return State.STOPPED
         return State.SERVING if _has_source(session) else State.SOURCE_REMOVED
-    if left.get(session.mountpoint) is session:
+    if dead_mounts.get(session.mountpoint) is session:
         return State.DEAD
     return State.ENDED if was_closed(home, session) else State.CRASHED
 
@@ -214,12 +214,11 @@ def callable_session(home: Path, path: Path) -> CallableSession | None:
     this user made the mount and owns the socket's directory. MountError: the server of the mount is gone.
     """
     check_served(home, path)
-    made = mount_around(home, path)
-    if made is not None and made.mountpoint is not None:
-        directory = inside_directory(home, made.session)
-        return CallableSession(
-            directory, Path(made.mountpoint), made.session, made.agent_id, made.role, made.source, made.issue
-        )
+    session = mount_around(home, path)
+    if session is not None and session.mountpoint is not None:
+        directory = inside_directory(home, session.session)
+        identity = session.session, session.agent_id, session.role, session.source, session.issue
+        return CallableSession(directory, Path(session.mountpoint), *identity)
     mount = mounts.mount_around(path)
     if mount is None or mount.owner not in (0, os.geteuid()):
         return None
@@ -239,7 +238,7 @@ def check_served(home: Path, path: Path) -> None:
     mount = mounts.mount_around(path)
     if mount is None:
         return
-    dead = [one.session for one in statuses(home) if one.state is State.DEAD]
+    dead = [entry.session for entry in statuses(home) if entry.state is State.DEAD]
     for session in dead:
         if session.mountpoint is not None and is_within(mount.mountpoint, session.mountpoint):
             raise MountError(

@@ -200,7 +200,7 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
     policy.write_text(ALLOW_ALL)
     chosen = session.choose_policy(home, policy)
     made = register_session(
-        home, source=source, mountpoint=mountpoint, who=SessionRequest("alice"), policy=chosen, transport="kernel"
+        home, source=source, mountpoint=mountpoint, request=SessionRequest("alice"), policy=chosen, transport="kernel"
     ).session
     config = SessionConfig(
         source=made.source,
