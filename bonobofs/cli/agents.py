@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from bonobofs import session
-from bonobofs.cli.output import document, note, say, table
+from bonobofs.cli.output import listing, note, say
 from bonobofs.errors import UsageError
 from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
@@ -45,17 +45,12 @@ def list_agents(removed: Removed = False, json: Json = False) -> None:
     """List the agents."""
     with Database.open(session.home()) as database:
         entries = agent_registry.list_agents(database, removed=removed)
-    if json:
-        document([_plain(entry) for entry in entries])
-        return
-    if not entries:
-        say("no agents; register one: bonobofs agent add NAME")
-        return
     rows = [
         (entry.label, entry.team or "-", entry.role or "-", ", ".join(entry.roles) or "every", entry.id, _until(entry))
         for entry in entries
     ]
-    table(("AGENT", "TEAM", "ROLE", "MAY MOUNT AS", "IDENTITY", "REMOVED"), rows)
+    heading = ("AGENT", "TEAM", "ROLE", "MAY MOUNT AS", "IDENTITY", "REMOVED")
+    listing(list(map(_plain, entries)), heading, rows, "no agents; register one: bonobofs agent add NAME", json=json)
 
 
 @agent_app.command("change")
@@ -109,13 +104,9 @@ def list_teams(removed: Removed = False, json: Json = False) -> None:
     """List the teams."""
     with Database.open(session.home()) as database:
         entries = agent_registry.list_teams(database, removed=removed)
-    if json:
-        document([_plain(entry) for entry in entries])
-        return
-    if not entries:
-        say("no teams; add one: bonobofs team add NAME")
-        return
-    table(("TEAM", "IDENTITY", "REMOVED"), [(entry.label, entry.id, _until(entry)) for entry in entries])
+    rows = [(entry.label, entry.id, _until(entry)) for entry in entries]
+    heading = ("TEAM", "IDENTITY", "REMOVED")
+    listing(list(map(_plain, entries)), heading, rows, "no teams; add one: bonobofs team add NAME", json=json)
 
 
 @team_app.command("remove")

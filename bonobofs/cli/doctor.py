@@ -22,7 +22,6 @@ from bonobofs.errors import BonobofsError
 from bonobofs.session import launcher
 from bonobofs.system import syscalls
 
-OLDEST_PYTHON: Final = (3, 11)
 FEW_FILES: Final = 4096
 LITTLE_SPACE: Final = 100 * 10**6
 _HALT_POLL: Final = Path("/sys/module/haltpoll/parameters/guest_halt_poll_ns")
@@ -75,22 +74,23 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="One JSON document.
     return 0 if well else 1
 
 
+def _check(name: str, problem: str, state: str, remedy: str, *, needed: bool = False) -> Check:
+    """Return OK with `state` if there is no problem, else the problem with its remedy; FAIL if mounting `needed` it."""
+    if not problem:
+        return Check(name, Verdict.OK, state)
+    return Check(name, Verdict.FAIL if needed else Verdict.NOTE, problem, remedy)
+
+
 def _kernel() -> Iterator[Check]:
     release = platform.release()
     missing = launcher.lacks_kernel(platform.system(), release)
-    if not missing:
-        yield Check("kernel", Verdict.OK, f"Linux {release}")
-    else:
-        wanted = ".".join(map(str, launcher.OLDEST_KERNEL))
-        remedy = f"only the portable transport serves here; the kernel's own needs Linux {wanted} or later"
-        yield Check("kernel", Verdict.NOTE, missing, remedy)
+    oldest = ".".join(map(str, launcher.OLDEST_KERNEL))
+    remedy = f"only the portable transport serves here; the kernel's own needs Linux {oldest} or later"
+    yield _check("kernel", missing, f"Linux {release}", remedy)
     yield Check("python", Verdict.OK, f"{platform.python_version()}, {sys.executable}")
     absent = launcher.lacks_portable()
-    if not absent:
-        yield Check("portable", Verdict.OK, f"mfusepy, {syscalls.libfuse()}")
-    else:
-        verdict = Verdict.FAIL if missing else Verdict.NOTE
-        yield Check("portable", verdict, "cannot be used", f"--transport portable {absent}")
+    state, remedy = f"mfusepy, {syscalls.libfuse()}", f"--transport portable {absent}"
+    yield _check("portable", absent and "cannot be used", state, remedy, needed=bool(missing))
 
 
 def _device() -> Iterator[Check]:
@@ -101,78 +101,59 @@ def _device() -> Iterator[Check]:
         remedy = "load the module, as root: modprobe fuse; in a container, pass --device /dev/fuse"
         yield Check("/dev/fuse", Verdict.FAIL, error.strerror or "missing", remedy)
         return
-    found = f"mode {stat.S_IMODE(mode):04o}"
+    state = f"mode {stat.S_IMODE(mode):04o}"
     if not stat.S_ISCHR(mode):
         remedy = "as root: rm /dev/fuse; mknod -m 666 /dev/fuse c 10 229"
         yield Check("/dev/fuse", Verdict.FAIL, "not a device", remedy)
     elif not os.access(path, os.R_OK | os.W_OK):
-        yield Check("/dev/fuse", Verdict.FAIL, found, "this user cannot open it; as root: chmod 0666 /dev/fuse")
-    elif stat.S_IMODE(mode) & 0o666 != 0o666:
-        yield Check("/dev/fuse", Verdict.NOTE, found, "for other users to mount, as root: chmod 0666 /dev/fuse")
+        yield Check("/dev/fuse", Verdict.FAIL, state, "this user cannot open it; as root: chmod 0666 /dev/fuse")
     else:
-        yield Check("/dev/fuse", Verdict.OK, found)
+        problem = "" if stat.S_IMODE(mode) & 0o666 == 0o666 else state
+        yield _check("/dev/fuse", problem, state, "for other users to mount, as root: chmod 0666 /dev/fuse")
 
 
 def _fusermount() -> Iterator[Check]:
     needed = os.geteuid() != 0
-    missing = Verdict.FAIL if needed else Verdict.NOTE
     program = shutil.which("fusermount3")
     if program is None:
         remedy = "ordinary users need it to mount; install the package fuse3"
-        yield Check("fusermount3", missing, "missing", remedy)
+        yield _check("fusermount3", "missing", "", remedy, needed=needed)
         return
-    if not Path(program).stat().st_mode & stat.S_ISUID:
-        yield Check("fusermount3", missing, f"{program}, not set-uid", f"as root: chmod u+s {program}")
-    else:
-        yield Check("fusermount3", Verdict.OK, program)
-    if Path("/etc/mtab").exists():
-        yield Check("/etc/mtab", Verdict.OK, "there")
-    else:
-        remedy = "fusermount3 unmounts nothing without it; as root: ln -s /proc/self/mounts /etc/mtab"
-        yield Check("/etc/mtab", missing, "missing", remedy)
+    is_set_uid = Path(program).stat().st_mode & stat.S_ISUID
+    problem = "" if is_set_uid else f"{program}, not set-uid"
+    yield _check("fusermount3", problem, program, f"as root: chmod u+s {program}", needed=needed)
+    problem = "" if Path("/etc/mtab").exists() else "missing"
+    remedy = "fusermount3 unmounts nothing without it; as root: ln -s /proc/self/mounts /etc/mtab"
+    yield _check("/etc/mtab", problem, "there", remedy, needed=needed)
     try:
         lines = Path("/etc/fuse.conf").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    if "user_allow_other" in (line.strip() for line in lines):
-        yield Check("user_allow_other", Verdict.OK, "set in /etc/fuse.conf")
-    else:
-        remedy = "only for --allow-other as an ordinary user; as root: echo user_allow_other >> /etc/fuse.conf"
-        yield Check("user_allow_other", Verdict.NOTE, "not set in /etc/fuse.conf", remedy)
+    problem = "" if "user_allow_other" in map(str.strip, lines) else "not set in /etc/fuse.conf"
+    remedy = "only for --allow-other as an ordinary user; as root: echo user_allow_other >> /etc/fuse.conf"
+    yield _check("user_allow_other", problem, "set in /etc/fuse.conf", remedy)
 
 
 def _namespaces() -> Iterator[Check]:
-    for name, closed in _CLOSED_NAMESPACES:
-        if _number(Path("/proc/sys", name)) == closed:
-            remedy = (
-                "only for sandboxes of ordinary users, which mounting does not need; see your distribution's manual"
-            )
-            yield Check("user namespaces", Verdict.NOTE, f"closed by {name.replace('/', '.')} = {closed}", remedy)
-            return
-    yield Check("user namespaces", Verdict.OK, "open")
+    closed = [f"{name} = {value}" for name, value in _CLOSED_NAMESPACES if _number(Path("/proc/sys", name)) == value]
+    problem = f"closed by {closed[0].replace('/', '.')}" if closed else ""
+    remedy = "only for sandboxes of ordinary users, which mounting does not need; see your distribution's manual"
+    yield _check("user namespaces", problem, "open", remedy)
 
 
 def _limits() -> Iterator[Check]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{_limit(soft)}, at most {_limit(hard)}"
-    if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
-        remedy = f"programs that hold many removed or new files open may run into it; raise it: ulimit -Hn {FEW_FILES}"
-        yield Check("open files", Verdict.NOTE, found, remedy)
-    else:
-        yield Check("open files", Verdict.OK, found)
+    state = f"{_limit(soft)}, at most {_limit(hard)}"
+    problem = state if hard != resource.RLIM_INFINITY and hard < FEW_FILES else ""
+    remedy = f"programs that hold many removed or new files open may reach the limit; raise it: ulimit -Hn {FEW_FILES}"
+    yield _check("open files", problem, state, remedy)
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if soft == resource.RLIM_INFINITY:
-        yield Check("file size", Verdict.OK, "unlimited")
-    else:
-        remedy = "no file and no record can grow beyond it through a mount made from here; ulimit -f unlimited"
-        yield Check("file size", Verdict.NOTE, _limit(soft), remedy)
+    problem = "" if soft == resource.RLIM_INFINITY else _limit(soft)
+    remedy = "no file and no record can grow beyond it through a mount made from here; ulimit -f unlimited"
+    yield _check("file size", problem, "unlimited", remedy)
     cpus = len(os.sched_getaffinity(0))
-    if cpus > 1:
-        yield Check("processors", Verdict.OK, str(cpus))
-    else:
-        yield Check(
-            "processors", Verdict.NOTE, "1", "changes cost less where the server has a processor beside the caller"
-        )
+    remedy = "changes cost less if the server has a processor of its own"
+    yield _check("processors", "" if cpus > 1 else "1", str(cpus), remedy)
 
 
 def _watching() -> Iterator[Check]:
@@ -229,19 +210,13 @@ def _state() -> Iterator[Check]:
         yield Check("state directory", Verdict.FAIL, "cannot be used", str(error))
         return
     mode = stat.S_IMODE(home.stat().st_mode)
-    if mode & 0o077:
-        yield Check(
-            "state directory", Verdict.NOTE, f"{home}, mode {mode:04o}", f"others can look in; chmod 700 {home}"
-        )
-    else:
-        yield Check("state directory", Verdict.OK, str(home))
+    problem = f"{home}, mode {mode:04o}" if mode & 0o077 else ""
+    yield _check("state directory", problem, str(home), f"other users can read it; chmod 700 {home}")
     system = os.statvfs(home)
     free = system.f_bavail * system.f_frsize
-    if free < LITTLE_SPACE:
-        remedy = "without space for the record changes are refused; free some, or set BONOBOFS_HOME to another disk"
-        yield Check("space for records", Verdict.FAIL, f"{free // 10**6} MB", remedy)
-    else:
-        yield Check("space for records", Verdict.OK, f"{free // 10**6} MB")
+    space = f"{free // 10**6} MB"
+    remedy = "without space for the record changes are refused; free some, or set BONOBOFS_HOME to another disk"
+    yield _check("space for records", space if free < LITTLE_SPACE else "", space, remedy, needed=True)
 
 
 def _number(path: Path) -> int | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from bonobofs import session
-from bonobofs.cli.output import document, note, say, table, waiting
+from bonobofs.cli.output import listing, note, say, waiting
 from bonobofs.cli.suggestions import check_agent
 from bonobofs.errors import UsageError
 from bonobofs.ipc.client import call
@@ -120,12 +120,6 @@ def release(lease: LeaseArgument = None, agent: AgentOption = None, chain: Chain
 def list_(json: Annotated[bool, typer.Option("--json", help="One JSON document: a list.")] = False) -> None:
     """List the leases in effect."""
     current = lease_service.list_leases(session.home())
-    if json:
-        document([as_document(each) for each in current])
-        return
-    if not current:
-        say("nothing is leased")
-        return
     rows = [
         (
             str(each.holder),
@@ -138,7 +132,8 @@ def list_(json: Annotated[bool, typer.Option("--json", help="One JSON document: 
         )
         for each in current
     ]
-    table(("HOLDER", "KIND", "PATTERNS", "SOURCE", "UNTIL", "REASON", "LEASE"), rows)
+    heading = ("HOLDER", "KIND", "PATTERNS", "SOURCE", "UNTIL", "REASON", "LEASE")
+    listing(list(map(as_document, current)), heading, rows, "nothing is leased", json=json)
 
 
 @app.command("import")

@@ -37,6 +37,18 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequenc
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def listing(
+    entries: list[dict[str, Any]], heading: Sequence[str], rows: Sequence[Sequence[str]], empty: str, *, json: bool
+) -> None:
+    """Print `entries` as one JSON document, else `rows` as a table, else the sentence `empty`."""
+    if json:
+        document(entries)
+    elif rows:
+        table(heading, rows)
+    else:
+        say(empty)
+
+
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
     """On a terminal, show a spinner with the text during a `with` block."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         State,
         Status,
         callable_session,
-        close_ended,
+        flush_servers,
         mount_around,
         session_around,
         statuses,
@@ -42,52 +42,8 @@ if TYPE_CHECKING:
     from bonobofs.state.home import home
     from bonobofs.state.sessions import PARTLY, WATCHING, Session, live_at
 
-__all__ = [
-    "PARTLY",
-    "SERVED",
-    "WATCHING",
-    "CallableSession",
-    "ChosenPolicy",
-    "MountRequest",
-    "MountedSession",
-    "OpenSession",
-    "PolicyInForce",
-    "Pruning",
-    "Session",
-    "State",
-    "Status",
-    "Unmounted",
-    "WitnessReport",
-    "about_sessions",
-    "agents_of",
-    "all_kept",
-    "ask_witnesses",
-    "callable_session",
-    "choose_policy",
-    "close_ended",
-    "enter_shell",
-    "explain",
-    "home",
-    "identity_of",
-    "in_force",
-    "live_at",
-    "mount_around",
-    "note_on_audit",
-    "open_index",
-    "open_session",
-    "prepare_foreground",
-    "prune",
-    "rebuild_index",
-    "rules_of_sessions",
-    "session_around",
-    "start",
-    "statuses",
-    "unmount_session",
-    "unreadable",
-    "verify_record",
-]
-
-_PARTS: Final = {
+# The same names for run time, by module.
+_NAMES: Final = {
     "bonobofs.git.session_repository": "all_kept",
     "bonobofs.session.agent_shell": "enter_shell",
     "bonobofs.session.explanation": "PolicyInForce explain in_force",
@@ -99,17 +55,17 @@ _PARTS: Final = {
         "Pruning about_sessions agents_of open_index prune rebuild_index rules_of_sessions verify_record"
     ),
     "bonobofs.session.session_list": (
-        "CallableSession SERVED State Status callable_session close_ended mount_around session_around statuses "
+        "CallableSession SERVED State Status callable_session flush_servers mount_around session_around statuses "
         "unreadable"
     ),
     "bonobofs.session.unmount": "Unmounted unmount_session",
     "bonobofs.state.home": "home",
     "bonobofs.state.sessions": "PARTLY WATCHING Session live_at",
 }
-_PART_OF: Final = {name: part for part, names in _PARTS.items() for name in names.split()}
+_MODULE_OF: Final = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
-    if name in _PART_OF:
-        return getattr(import_module(_PART_OF[name]), name)
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
