@@ -1,11 +1,11 @@
 """The outbox of Agent Mail: send the entries of trails to one mailbox, each entry once.
 
 The courier reads the trails and never blocks their writers. Denials and alerts are sent at once, with the entries
-before them; other entries wait for a digest. The courier sends a letter and then stores its cursor. If it was killed
-between the two, or does not know whether a letter arrived, it reads the thread back before the next letter: at most the
-last letter is not in the cursor, and the server has it after the time of the cursor.
+before them; other entries wait for a digest. The courier sends a letter and then stores its cursor. After a crash
+between the two, or a lost reply, it reads the thread from the time of the cursor before it sends again. The thread has
+at most one letter that the cursor lacks.
 
-A letter that the server rejects is made smaller and sent again, and delays no other session.
+After a rejected letter, the courier sends fewer entries per letter. Other sessions do not wait for it.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def tail(
       bonobofs audit tail -f --alerts
     """
     home = session.home()
-    session.close_ended(home)
+    session.flush_servers(home)
     trails = home / "trails"
     follower = reader.Follower(trails) if follow else None
     filters = _TailFilter(denied=denied, alerts=alerts, outcomes=json)
@@ -199,7 +199,7 @@ def verify_(
       bonobofs audit verify --witness
     """
     home = session.home()
-    session.close_ended(home)
+    session.flush_servers(home)
     known = {each.session.session: each for each in session.statuses(home, include_ended=True)}
     reports = list(
         verify(
@@ -277,7 +277,7 @@ def export(
       bonobofs audit export --format csv > changes.csv
     """
     home = session.home()
-    session.close_ended(home)
+    session.flush_servers(home)
     entries = reader.merged(reader.trails_in(home / "trails"))
     if form is Format.JSONL:
         reader.export_jsonl(entries, sys.stdout)
@@ -322,7 +322,7 @@ def _query(
 @contextlib.contextmanager
 def _index(home: Path) -> Iterator[tuple[Index, Progress]]:
     """Open the index, updated from all readable trails."""
-    session.close_ended(home)
+    session.flush_servers(home)
     with session.open_index(home) as index:
         with waiting("reading the record"):
             progress = index.catch_up()

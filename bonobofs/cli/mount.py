@@ -154,7 +154,7 @@ def _print_mounted(mounted: session.MountedSession) -> None:
     say(f"policy {record.policy.origin} ({mounted.why}), transport {record.transport}, session {record.session}")
     where = shlex.quote(record.mountpoint or "")
     say(f"work there: cd {where}, or bonobofs shell {where} for git, issues and leases")
-    say(f"rules: {where}/.bonobofs/policy.md; of one path: bonobofs why PATH; end: bonobofs umount {where}")
+    say(f"rules: {where}/.bonobofs/policy.md; for one path: bonobofs why PATH; end: bonobofs umount {where}")
     for text in mounted.notes:
         note(text)
 

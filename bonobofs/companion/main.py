@@ -29,7 +29,7 @@ from bonobofs.companion.policy_reloader import PolicyReloader
 from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.companion.session_context import SessionContext
 from bonobofs.companion.socket_server import SocketServer
-from bonobofs.errors import MountError
+from bonobofs.errors import MountError, reason
 from bonobofs.ipc.channel import Channel, Message
 from bonobofs.ipc.message_kinds import CompanionStatus, MessageKind
 from bonobofs.ipc.session_config import CompanionConfig, SessionConfig
@@ -98,7 +98,7 @@ class LeaseForwarder:
 
     def _report(self, error: Exception) -> None:
         """Log an error and send it to the server, once."""
-        text = " ".join(str(error).split())
+        text = " ".join(reason(error).split())
         if text != self._error:
             self._error = text
             self._channel.send(MessageKind.LEASES_ERROR, {"reason": text})
@@ -350,7 +350,7 @@ def main(fd: int) -> int:
             forwarder = ChangeForwarder(channel)
             status = status._replace(watch=forwarder.gap, part=forwarder.is_partial)
         except OSError as error:
-            status = status._replace(watch=str(error))
+            status = status._replace(watch=reason(error))
     if status.refused:
         channel.send(MessageKind.STATUS, status._asdict())
         return 0

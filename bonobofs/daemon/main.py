@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from bonobofs.daemon.jobs import IndexJob, Job, MailJob, RetentionJob
 from bonobofs.daemon.reservation_mirror import LeaseExpiryJob, ReservationJob
-from bonobofs.errors import BonobofsError, StateError
+from bonobofs.errors import BonobofsError, StateError, reason
 from bonobofs.state.home import home, read_document, write_document
 from bonobofs.system.locks import locked, never
 from bonobofs.system.processes import is_alive, send, start_time, wait_for_end
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             serve(home(), lambda: say("ready"))
         except (BonobofsError, OSError) as error:
-            say(f"error: {error}")
+            say(f"error: {reason(error)}")
             return 1
     return 0
 

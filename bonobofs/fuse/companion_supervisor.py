@@ -45,7 +45,7 @@ _DELAYS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _ALERT_DEATHS: Final = 6
 """Deaths in a row after which `status` and an alert report them."""
 _STABLE_SECONDS: Final = 60.0
-"""A companion that has run for so long is no longer counted as a death in a row."""
+"""After a companion has run for this long, the count of deaths starts again at zero."""
 
 
 class Companion:

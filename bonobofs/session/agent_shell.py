@@ -44,7 +44,8 @@ def enter_shell(home: Path, mountpoint: Path, command: Sequence[str]) -> NoRetur
     environment[POLICY_VARIABLE] = str(session.mountpoint / ".bonobofs/policy.md")
     if not command and sys.stdin.isatty():
         sys.stderr.write(
-            "bonobofs: git and bd here ask the session; rules: .bonobofs/policy.md; of one path: bonobofs why PATH\n"
+            "bonobofs: git and bd here run under the policy; rules: .bonobofs/policy.md; "
+            "for one path: bonobofs why PATH\n"
         )
     words = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
     if not is_within(_here(), str(session.mountpoint)):
@@ -102,7 +103,7 @@ _ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
 _RUN: Final = "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.{} import main; sys.exit(main())"
 _GIT: Final = """\
 #!/bin/sh
-# The git of one bonobofs session: reading commands are the real git's; the session decides about the others.
+# git of one bonobofs session. Commands that only read run the real git. The session decides about all others.
 case ${{1-}} in
 -C) name=${{3-}} ;;
 -P|--no-pager) name=${{2-}} ;;
@@ -115,7 +116,7 @@ exec {python} {session} {real} "$@"
 """
 _BD: Final = """\
 #!/bin/sh
-# The bd of one bonobofs session: the session's gate decides about every command line.
+# bd of one bonobofs session. The session decides about every command.
 exec {python} {session} "$@"
 """
 

@@ -78,7 +78,7 @@ class ServerStart:
     def serve(self, config: SessionConfig) -> str:
         """Send the configuration. Return "" when the server is ready, else its error in one line."""
         handle, self._config = self._config, -1
-        # A server that has ended reads nothing; its last words are read below.
+        # A server that has ended reads nothing; its error is read below.
         with contextlib.suppress(BrokenPipeError), os.fdopen(handle, "wb") as pipe:
             pipe.write(config.to_json().encode())
         try:

@@ -122,8 +122,8 @@ def _check_database(home: Path, path: Path, name: str) -> None:
     file = Path(where.database or "")
     if where.get_backend_name() == "sqlite" and is_within(file, path):
         raise MountError(
-            f"the database {file} lies inside the {name}, where those it binds could reach it; "
-            "set BONOBOFS_DATABASE to a file outside, or not at all"
+            f"the database {file} lies inside the {name}, where an agent could reach it; "
+            "unset BONOBOFS_DATABASE, or set it to a file outside"
         )
 
 
@@ -144,8 +144,8 @@ def check_source(source: Path, home: Path) -> None:
         raise MountError(f"the source {source} cannot be read: {error.strerror}") from error
     if folds:
         raise MountError(
-            f"{source} does not tell upper from lower case in names, so no rule about names could be kept there; "
-            "move the source to a directory that does"
+            f"{source} ignores case in names, so rules about names cannot be enforced there; "
+            "move the source to a directory that is case-sensitive"
         )
 
 

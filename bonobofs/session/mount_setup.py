@@ -87,7 +87,7 @@ class MountedSession(NamedTuple):
 
 def start(home: Path, request: MountRequest) -> MountedSession:
     """Mount in the background and return when the mount answers. On failure everything is undone; BonobofsError."""
-    with _alone(home):
+    with _mount_lock(home):
         registered, config, earlier, notes = _prepare(home, request)
         session, mountpoint = registered.session, config.mountpoint
         covered = len(mounts.at(Path(mountpoint)))
@@ -120,7 +120,7 @@ def prepare_foreground(home: Path, request: MountRequest) -> tuple[MountedSessio
     """
     # The mask survives exec and fork. A Ctrl-C stays pending until the server can unmount cleanly.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    with _alone(home):
+    with _mount_lock(home):
         registered, config, earlier, notes = _prepare(home, request)
         pid = os.getpid()
         session = dataclasses.replace(registered.session, pid=pid, starttime=processes.start_time(pid))
@@ -135,17 +135,17 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
         mount_checks.resolve(path, what, allow_writable_parents=request.allow_writable_parents)
         for path, what in ((request.source, "source"), (request.mountpoint, "mountpoint"))
     )
-    notes = transport.notes + _clear(home, mountpoint, source=source)
+    notes = transport.notes + _clear_mountpoint(home, mountpoint, source=source)
     mount_checks.check(source, mountpoint, home)
     policy = choose_policy(home, request.policy, request.policy_of or source, store=True)
-    notes += _standing(mountpoint) + _also_mounted(home, source)
+    notes += _note_processes(mountpoint) + _also_mounted(home, source)
     notes += tuple(f"A session cannot be read: {error}." for error in unreadable(home).values())
     scratch_dir.remove_stale(home)
     notes += tuple(f"{kept}." for kept in settle(home))
-    earlier, differences = _look_back(home, source, policy.compiled)
+    earlier, differences = _crashed_sessions(home, source, policy.compiled)
     guest = None if request.user is None else find_guest(request.user)
     if guest is not None:
-        open_way(home, guest)
+        admit_guest(home, guest)
     registered = register_session(
         home,
         source=source,
@@ -161,8 +161,8 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
         let_inside(home, inside, guest)
     if ignored := note_on_audit(home, policy.file, policy.document):
         notes += (f"{ignored}.",)
-    notes += _unknown_role(session.role, policy.compiled) + _went_down(differences)
-    notes += _cannot_hold(source, policy.compiled) + registered.tracked.notes
+    notes += _note_role(session.role, policy.compiled) + _note_crash(differences)
+    notes += _note_staging(source, policy.compiled) + registered.tracked.notes
     repository, more = _repository(home, registered, guest)
     notes += more
     config = SessionConfig(
@@ -244,7 +244,7 @@ def _umask() -> int:
     return mask
 
 
-def _clear(home: Path, mountpoint: Path, source: Path) -> tuple[str, ...]:
+def _clear_mountpoint(home: Path, mountpoint: Path, source: Path) -> tuple[str, ...]:
     """Refuse a mountpoint that is in use; unmount a dead mount that the new one cannot cover."""
     if not mounts.at(mountpoint):
         return ()
@@ -263,7 +263,7 @@ def _clear(home: Path, mountpoint: Path, source: Path) -> tuple[str, ...]:
     return (f"A dead mount on {mountpoint} was unmounted.",)
 
 
-def _standing(mountpoint: Path) -> tuple[str, ...]:
+def _note_processes(mountpoint: Path) -> tuple[str, ...]:
     inside = [str(process) for process in processes.with_cwd_in(mountpoint) if process.pid != os.getpid()]
     if not inside:
         return ()
@@ -281,7 +281,7 @@ def _also_mounted(home: Path, source: Path) -> tuple[str, ...]:
     )
 
 
-def _look_back(home: Path, source: Path, policy: Policy) -> tuple[list[str], list[dict[str, Any]]]:
+def _crashed_sessions(home: Path, source: Path, policy: Policy) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the sessions of this source that crashed, and where the source differs from their trails.
 
     They are compared only after an unclean boot, which may lose the last changes or the last entries.
@@ -300,7 +300,7 @@ def _look_back(home: Path, source: Path, policy: Policy) -> tuple[list[str], lis
     return [one.session for one in over], differences
 
 
-def _went_down(differences: list[dict[str, Any]]) -> tuple[str, ...]:
+def _note_crash(differences: list[dict[str, Any]]) -> tuple[str, ...]:
     if not differences:
         return ()
     return (
@@ -309,7 +309,7 @@ def _went_down(differences: list[dict[str, Any]]) -> tuple[str, ...]:
     )
 
 
-def _unknown_role(role: str, policy: Policy) -> tuple[str, ...]:
+def _note_role(role: str, policy: Policy) -> tuple[str, ...]:
     if role in policy.roles:
         return ()
     return (
@@ -318,7 +318,7 @@ def _unknown_role(role: str, policy: Policy) -> tuple[str, ...]:
     )
 
 
-def _cannot_hold(source: Path, policy: Policy) -> tuple[str, ...]:
+def _note_staging(source: Path, policy: Policy) -> tuple[str, ...]:
     if policy.temporary is None or mount_checks.has_nameless_files(source):
         return ()
     return (
@@ -345,7 +345,7 @@ def _undo(home: Path, session: Session, covered: int, *, served: bool) -> None:
 
 
 @contextlib.contextmanager
-def _alone(home: Path) -> Iterator[None]:
+def _mount_lock(home: Path) -> Iterator[None]:
     """Run one mount at a time, so that the mountpoint does not change between check and mount."""
     with locked(home / "mount.lock"):
         yield
@@ -371,7 +371,7 @@ class Guest(NamedTuple):
 
 
 def find_guest(name: str) -> Guest:
-    """The user of that name or number. UsageError: there is none, or this process is not root."""
+    """Return the user of this name or number. UsageError: unknown user, or this process is not root."""
     if os.geteuid() != 0:
         raise UsageError("--user needs root: an ordinary user cannot let another user into a mount; leave it out")
     try:
@@ -383,10 +383,10 @@ def find_guest(name: str) -> Guest:
     return Guest(user.pw_name, user.pw_uid, user.pw_gid)
 
 
-def open_way(home: Path, guest: Guest) -> None:
-    """Let the guest search the state directory and its `sessions`, and close to it all else there.
+def admit_guest(home: Path, guest: Guest) -> None:
+    """Let the guest search the state directory and its `sessions`; deny other users everything else there.
 
-    Raises MountError where the guest cannot come so far, or cannot run the programs of `bin`.
+    MountError: the guest cannot reach these directories, or cannot run the programs of `bin`.
     """
     _close_to_others(home)
     _allow(home, guest, _SEARCH)
@@ -404,7 +404,7 @@ def open_way(home: Path, guest: Guest) -> None:
 
 
 def let_inside(home: Path, inside: Path, guest: Guest) -> None:
-    """Let the guest read and search `inside` and the programs there. The session's directory is only searched."""
+    """Let the guest read `inside` and its programs, and search the session's directory above it."""
     _close_to_others(home)
     _allow(inside.parent, guest, _SEARCH)
     _allow(inside, guest, _READ_AND_SEARCH)

@@ -123,7 +123,7 @@ def load_policy(file: Path, source: Path | None, why: str = "") -> ChosenPolicy:
     origin = Path(os.path.realpath(file))
     if source is not None and source in origin.parents:
         raise UsageError(
-            f"the policy {origin} lies inside the source, where those it binds could change it; copy it elsewhere"
+            f"the policy {origin} lies inside the source, where an agent could change it; copy it elsewhere"
         )
     if not origin.is_file():
         raise PolicyError(f"there is no policy file {origin}; name one, or leave --policy out")
@@ -225,8 +225,8 @@ def find_tracked(home: Path, source: Path, policy: Policy) -> TrackedFiles:
         tracked = import_module("bonobofs.git.checkout").tracked_paths(root, home, wanted)
     except GitError as error:
         note = (
-            f"Git could not list the files that it tracks ({error}); so the rules decide, in this session, about all "
-            "that the source has at scratch paths now."
+            f"Git cannot list its tracked files ({error}), so in this session every existing file at a scratch path "
+            "counts as tracked and is judged by the rules."
         )
         return TrackedFiles(compact(_existing(source, policy)), (note,))
     return TrackedFiles(compact(path[len(prefix) :] for path in tracked))

@@ -19,7 +19,7 @@ from bonobofs.audit.report import SessionFacts
 from bonobofs.audit.tombstones import PRUNED, Tombstone, appending, bury, record_head, record_path, tombstones
 from bonobofs.audit.trail_storage import compress, remove, stat_trail
 from bonobofs.audit.verify import Report, read_head, verify_trail
-from bonobofs.errors import StateError, TrailError
+from bonobofs.errors import StateError, TrailError, reason
 from bonobofs.state.home import head_path, home_id, read_document, session_directory, trail_path
 from bonobofs.state.sessions import lives, load, read_all
 from bonobofs.system.locks import locked, never
@@ -49,8 +49,7 @@ def _compress_ended(home: Path, most: int | None, goes_on: GoesOn) -> list[str]:
             most = None if most is None else most - size
             compress(trail)
         except (OSError, TrailError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            problems.append(f"the trail {trail} cannot be compressed: {reason}")
+            problems.append(f"the trail {trail} cannot be compressed: {reason(error)}")
     return problems
 
 
@@ -120,9 +119,9 @@ def _due(home: Path, bounds: Limits, oldest: datetime, goes_on: GoesOn) -> Pruni
             continue
         why = f"older than {bounds.keep}" if old else f"all trails together hold more than {bounds.max_total} bytes"
         tombstone = _tombstone(trail, status.st_size, why)
-        reason = _reason_to_keep(home, trail, tombstone, oldest if old else None)
-        if reason:
-            pruning.kept[trail.stem] = reason
+        obstacle = _reason_to_keep(home, trail, tombstone, oldest if old else None)
+        if obstacle:
+            pruning.kept[trail.stem] = obstacle
         else:
             pruning.pruned.append(tombstone)
             total -= status.st_size

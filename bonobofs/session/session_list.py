@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.reader import is_closed
-from bonobofs.errors import MountError, StateError, TrailError
+from bonobofs.errors import MountError, StateError, TrailError, reason
 from bonobofs.state.home import GUARD_SOCKET, inside_directory, session_directory, trail_path
 from bonobofs.state.sessions import PARTLY, WATCHING, Session, lives, read_all, read_live
 from bonobofs.system import mounts
@@ -92,7 +92,7 @@ def _status(home: Path, session: Session, state: State) -> Status:
     try:
         live = read_live(session_directory(home, session.session))
     except (OSError, StateError) as error:
-        return Status(session, state, unreadable=f"its live.json cannot be read: {error}")
+        return Status(session, state, unreadable=f"its live.json cannot be read: {reason(error)}")
     if live is None:
         return Status(session, state)
     session = dataclasses.replace(session, policy=live.policy)
@@ -132,18 +132,18 @@ def mount_around(home: Path, path: Path) -> Session | None:
 
 
 def was_closed(home: Path, session: Session) -> bool:
-    """Whether the last entry of its trail is the closing entry."""
+    """Return True if the last entry of the trail is the closing entry."""
     try:
         return is_closed(trail_path(home, session.session))
     except TrailError:
         return False
 
 
-def close_ended(home: Path) -> None:
-    """Ask every server for all that it has not yet written, and wait until each has answered.
+def flush_servers(home: Path) -> None:
+    """Have every server write its queued entries, and wait until each has answered.
 
-    A server answers by renewing the time of `settled` in its session's directory. One that does not in two seconds is
-    passed over: what it has written so far can still be read.
+    A server answers by renewing the mtime of `settled` in its session's directory. A server that has not answered after
+    two seconds is skipped. Its earlier entries can be read.
     """
     servers = []
     for session in read_all(home)[0]:
@@ -167,9 +167,9 @@ def _renewed(mark: Path) -> int:
 
 
 def _has_source(session: Session) -> bool:
-    """Whether the source is still the directory that the session began with."""
+    """Return True if the source is still the directory that was mounted."""
     if mounts.mount_around(Path(session.source)) is not None:
-        return True  # to look there is to look into a mount
+        return True  # a stat would access the mount, which can hang
     try:
         st = os.stat(session.source)
     except OSError as error:

@@ -493,6 +493,6 @@ def test_changes_outside_the_mount_are_found_after_an_unclean_boot(mounted: Moun
 
 
 def _settled(world: World) -> float:
-    session.close_ended(world.home)
+    session.flush_servers(world.home)
     settled = read_head(world.head).settled
     return settled.timestamp() if settled is not None else 0.0

@@ -47,7 +47,7 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         )
         for number in range(6):
             tell(make, world.path / f"aidlc-docs/{number}.md", b"text")
-        session.close_ended(home)
+        session.flush_servers(home)
         if request.param == "killed":
             world.kill()
         assert world.clear() == []
@@ -207,7 +207,7 @@ def test_a_record_damaged_during_the_session_is_found(
     build(source)
     world = mounted()
     tell(make, world.path / "aidlc-docs/before.md", b"text")
-    session.close_ended(world.home)
+    session.flush_servers(world.home)
     spoil(world)
     tell(make, world.path / "aidlc-docs/after.md", b"text")
     with pytest.raises(PermissionError):

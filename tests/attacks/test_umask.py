@@ -97,4 +97,4 @@ def _trail_is_no_file(world: World) -> None:
     assert "4 trails" in told.stdout
     assert f"{other} cannot be read" in told.stderr
     other.rmdir()
-    session.close_ended(world.home)
+    session.flush_servers(world.home)

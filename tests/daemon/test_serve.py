@@ -164,7 +164,7 @@ def test_the_daemon_updates_the_index_while_mounts_serve(home: Path, mounted: Mo
     until(lambda: indexed(home, "later"), "the index has what came later", seconds=60)
     daemon.stop(home)
     (later.path / "after").touch()
-    session.close_ended(home)
+    session.flush_servers(home)
     assert not indexed(home, "after")
     daemon.start(home)
     until(lambda: indexed(home, "after"), "the index has what came meanwhile", seconds=60)

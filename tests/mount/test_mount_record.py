@@ -271,7 +271,7 @@ def test_a_request_to_close_the_batches_is_answered_at_once(place: MakePlace) ->
     world = place()
     world.does((world.path / "file").write_text, "content")
     start = time.monotonic()
-    session.close_ended(world.home)
+    session.flush_servers(world.home)
     assert time.monotonic() - start < 1
     assert [entry for entry in _of(_now(world), "file") if entry.kind == "outcome" and entry.bytes]
 
@@ -295,7 +295,7 @@ def test_an_unwritable_trail_stops_changes_and_not_reads(own_place: MakePlace) -
     """Without space for its entry, every change fails with EIO. Later changes succeed, and the gap is recorded."""
     world = own_place()
     (world.path / "file").write_text("content")
-    session.close_ended(world.home)
+    session.flush_servers(world.home)
     free = resource.prlimit(world.pid, resource.RLIMIT_FSIZE)
     with (world.path / "open").open("wb", buffering=0) as opened:
         opened.write(b"run")

@@ -225,7 +225,7 @@ def test_no_system_call_changes_a_path_leased_by_another_agent(mounted: Mounted,
             with pytest.raises(PermissionError):
                 call()
             assert _seen(world.source / "docs") == before, name
-    session.close_ended(world.home)
+    session.flush_servers(world.home)
     assert _seen(world.source / "docs") == before
     assert (docs / "a").read_bytes() == b"a" * 400
     codes = {entry.code for entry in world.entries() if entry.result == "denied"}

@@ -148,7 +148,7 @@ class World:
 
     def entries(self) -> list[AuditEntry]:
         """All that the record holds, once the server has settled it."""
-        session.close_ended(self.home)
+        session.flush_servers(self.home)
         return list(read(self.trail))
 
     def umount(self) -> session.Unmounted:
