@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# Sourced by the scripts beside it: installs what a command needs and this machine lacks, and nothing else.
+# Sourced by the other scripts: functions that install what a command needs and this machine lacks.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${BONOBOFS_VENV:-$ROOT/.venv}
-# Whoever may read the checkout and not write in it has an environment of their own.
+# A user who cannot write in the checkout gets an environment in the cache directory.
 [ -w "$ROOT" ] || VENV=${BONOBOFS_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/bonobofs/venv}
 
-# as_root COMMAND...: run it with root's rights, where there is a way to them.
+# as_root COMMAND...: run it as root, directly or with sudo.
 as_root() {
     if [ "$(id -u)" = 0 ]; then
         "$@"
@@ -18,8 +18,8 @@ as_root() {
     fi
 }
 
-# need_packages [PROGRAM=]PACKAGE...: install the Debian packages that are missing. A program that is there, from
-# wherever it came, makes its package unnecessary.
+# need_packages [PROGRAM=]PACKAGE...: install the Debian packages that are missing. A package is
+# skipped if its program exists.
 need_packages() {
     local package missing=()
     command -v dpkg-query >/dev/null || return 0
@@ -45,12 +45,12 @@ need_fuse() {
         as_root modprobe fuse 2>/dev/null || true
         [ -e /dev/fuse ] || as_root mknod -m 0666 /dev/fuse c 10 229
     fi
-    # fusermount3 unmounts nothing where there is no table of mounts, as in a bare chroot.
+    # Without /etc/mtab, as in a new chroot, fusermount3 cannot unmount.
     [ -e /etc/mtab ] || as_root ln -s /proc/self/mounts /etc/mtab
     [ "$(stat -c %a /dev/fuse)" = 666 ] || as_root chmod 0666 /dev/fuse || true
 }
 
-# find_python: the first Python of 3.11 or later.
+# find_python: print the first Python of 3.11 or later.
 find_python() {
     local python
     for python in python3 python3.14 python3.13 python3.12 python3.11; do
@@ -63,7 +63,7 @@ find_python() {
     return 1
 }
 
-# new_python: a Python that can make virtual environments, installed where there is none.
+# new_python: print a Python that can create virtual environments; install one if there is none.
 new_python() {
     local python
     if ! python=$(find_python 2>/dev/null) || ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
@@ -73,7 +73,7 @@ new_python() {
     echo "$python"
 }
 
-# need_mail: a server of Agent Mail, which goes with other versions of libraries than ours, in an environment of its own.
+# need_mail: an Agent Mail server in an environment of its own, because it needs other library versions.
 need_mail() {
     export BONOBOFS_MAIL_VENV=${BONOBOFS_MAIL_VENV:-$VENV-mail}
     local package=mcp-agent-mail==0.1.0 python mark
@@ -86,7 +86,7 @@ need_mail() {
 }
 
 # need_tools: package managers for tests/workflows that Debian does not have, of versions that its Node runs.
-# setuptools 70.1 is the first that makes a wheel without the package wheel.
+# setuptools before 70.1 needs the package wheel to build a wheel.
 need_tools() {
     export BONOBOFS_TOOLS=${BONOBOFS_TOOLS:-$VENV-tools}
     local mark python

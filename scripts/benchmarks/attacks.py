@@ -1,4 +1,4 @@
-"""What a hostile agent does in its mount to stop or starve others. Each attack is one row of ATTACKS.
+"""The attacks of a hostile agent that slow down or stop others. Each attack is one row of ATTACKS.
 
 An attack repeats its act until it is killed. An act that fails with OSError ends one turn; the next turn follows.
 """

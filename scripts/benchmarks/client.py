@@ -1,4 +1,4 @@
-"""The loops of single system calls that are timed, as a program: one process, no imports worth naming, no sharing.
+"""A program that runs the timed loops of single system calls. It imports little, and shares nothing.
 
 Its own overhead (about 0.1 us a call) is the same in every world. It prints one JSON object: seconds by row.
 Usage: client.py write COUNT | files COUNT | open COUNT FILE... | read FILE   (in the directory to work in)

@@ -1,4 +1,4 @@
-"""The command line: prepare the trees, measure each as each user in a process of its own, show and keep the results."""
+"""The command line: prepare the trees, measure each as each user in a child process, print and store the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Git in a mount beside the same git on the bare directory: ratios of wall time, each pair in the same round.
+"""Compare git in a mount with git on the bare directory: ratios of wall time, each pair in the same round.
 
 Source: issue 13 asks for status at 1.1 times native, add and commit of one file at 2 times plus 80 ms, a switch of
 10,000 files at 8 times, a commit of 10,000 files at 3 times, and no write of another that waits over 50 ms for 600 MB.

@@ -1,4 +1,4 @@
-"""Each attack of one hostile agent in turn, while a second agent and an operator work: what it costs them."""
+"""Run each attack of a hostile agent, and measure the delays of a second agent and an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain loopback over mfusepy, as its users write one: every call goes down by path, no policy and no record.
+"""A plain loopback over mfusepy: each call goes to the source by path, without policy and log.
 
 Run by the interpreter of the peers' environment: loopback.py SOURCE MOUNTPOINT (it stays in the foreground).
 """

@@ -1,4 +1,4 @@
-"""Measure one plan as the user who runs this: JSON on standard input, JSON on standard output, progress on the other.
+"""Measure one plan as the current user: JSON on standard input and output, progress on standard error.
 
 In each round every workload visits every world in turn, and the order of the worlds moves on by one each round, so
 that noise of the machine falls on all of them alike.

@@ -1,4 +1,4 @@
-"""Single parts of bonobofs by themselves, as a program: one decision, the log, the index, the gates, the memory.
+"""A program that measures single parts of bonobofs: one decision, the log, the index, git and bd, the memory.
 
 Usage: python -m benchmarks.parts decision|log|index|git-…|beads|memory, with the plan as JSON on standard input.
 It prints one number.

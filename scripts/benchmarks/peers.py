@@ -1,4 +1,4 @@
-"""What the comparison needs: tools from the distribution, and Python environments outside of the repository."""
+"""Install what the comparison needs: tools from the distribution, and Python environments outside of the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the preparing process tells the measuring one, and where things lie. Plain data, carried as JSON."""
+"""The plan that the preparing process sends to the measuring one, and the paths of both. Plain data, as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixed load on one mount for an hour: what the serving processes hold then, beside what they held early on."""
+"""Mixed load on one mount for an hour: compare memory and descriptors of the servers with the early values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trees to work on: one generated and always the same, or a real one, each a git repository with its history."""
+"""The trees of the benchmarks: a generated one that is always equal, or a real one. Each is a git repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watching the source gives, and what it costs: `scripts/watching [TURNS] [FILES] [PAIRS]`.
+"""Measure the delay of external changes, and the cost of the watcher: `scripts/watching [TURNS] [FILES] [PAIRS]`.
 
 The delay is from a change in the source to the moment at which a reader of the mount sees it. The cost is that of
 changes through the mount, with the watcher and without, in pairs of one run each, one after the other: the wall clock,

@@ -1,4 +1,4 @@
-"""Two agents and an operator work on one project for an hour; then the record must hold no alert and no refusal."""
+"""Two agents and an operator work on one project for an hour. Then the log must have no alert and no refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of the table. A workload is one visit to a fresh mount; it gives the seconds of one row or more."""
+"""The rows of the table. A workload runs in a new mount and returns the seconds of one or more rows."""
 
 from __future__ import annotations
 

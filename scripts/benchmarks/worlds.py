@@ -1,4 +1,4 @@
-"""The worlds that are compared: the bare directory, bonobofs and its peers, each mounted afresh for every trial."""
+"""The compared file systems: the bare directory, bonobofs and its peers, mounted again for each trial."""
 
 from __future__ import annotations
 
