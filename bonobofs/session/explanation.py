@@ -31,7 +31,7 @@ from bonobofs.policy.request import (
 )
 from bonobofs.session.lease_service import leases_of
 from bonobofs.session.registration import choose_policy, load_tracked
-from bonobofs.session.session_list import callable_session, check_served, session_around
+from bonobofs.session.session_list import callable_session, session_around
 from bonobofs.state.home import inside_directory, read_document, session_directory
 from bonobofs.system import mounts
 
@@ -53,7 +53,6 @@ def explain(home: Path, change: PlannedChange, workspace: Path | None = None) ->
     base = Path(os.path.realpath(workspace)) if workspace is not None else Path.cwd()
     # Textual only: resolving symlinks would access a mount, and the engine judges `..` unresolved.
     path = Path(os.path.normpath(base / change.path))
-    check_served(home, path)
     to = None if change.to is None else os.path.join(base, change.to)
     answer = _explain_by_session(home, path, change._replace(path=os.path.join(base, change.path), to=to))
     if answer is not None:

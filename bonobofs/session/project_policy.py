@@ -6,9 +6,7 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,6 +21,7 @@ from bonobofs.policy.pattern import Matcher
 from bonobofs.policy.pattern import parse as parse_pattern
 from bonobofs.policy.request import Kind, Operation, Principal, Request, WorkspacePath
 from bonobofs.session.mount_checks import check_source
+from bonobofs.state.home import write_text
 from bonobofs.state.project_policies import exists, policy_file
 from bonobofs.system import mounts
 
@@ -120,7 +119,11 @@ def write_policy(home: Path, source: Path, *, force: bool = False) -> WrittenPol
     wrong = failures(parse(text, str(file)).model_dump(mode="json"))
     if wrong:
         raise PolicyError(f"{file}: not written, since an example does not hold: {wrong[0]}")
-    _replace(file, text)
+    try:
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        write_text(file, text)
+    except OSError as error:
+        raise StateError(f"{file} cannot be written: {error.strerror}") from error
     return WrittenPolicy(project, preset, file, len(allow) + len(deny))
 
 
@@ -290,22 +293,3 @@ def _body(preset: str, project: Project, allow: Sequence[str], deny: Sequence[st
 
 def _array(key: str, values: Sequence[str]) -> str:
     return f"{key} = [\n" + "".join(f"    {json.dumps(value)},\n" for value in values) + "]\n"
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write a file atomically and durably, mode 0600. StateError."""
-    try:
-        file.parent.mkdir(mode=0o700, exist_ok=True)
-        handle, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as opened:
-                opened.write(text)
-                opened.flush()
-                os.fsync(opened.fileno())
-            os.rename(draft, file)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(draft)
-            raise
-    except OSError as error:
-        raise StateError(f"{file} cannot be written: {error.strerror}") from error

@@ -63,7 +63,7 @@ def home_id(home: Path) -> str:
     """Return the UUID of this state directory; create it at the first call. StateError: the file holds no UUID."""
     path = home / "home.id"
     if not path.exists():
-        _write(path, f"{uuid.uuid4()}\n", replace=False)
+        write_text(path, f"{uuid.uuid4()}\n", replace=False)
     try:
         return str(uuid.UUID(path.read_text(encoding="ascii", errors="replace").strip()))
     except ValueError as error:
@@ -93,10 +93,11 @@ def denials_path(home: Path, agent_id: str) -> Path:
 
 def write_document(path: Path, document: dict[str, Any], *, replace: bool = True) -> None:
     """Write a JSON document atomically, also across power loss. Mode 0600. Without `replace`, an old file stays."""
-    _write(path, json.dumps(document, indent=1) + "\n", replace=replace)
+    write_text(path, json.dumps(document, indent=1) + "\n", replace=replace)
 
 
-def _write(path: Path, text: str, *, replace: bool) -> None:
+def write_text(path: Path, text: str, *, replace: bool = True) -> None:
+    """Write a file as `write_document` does. OSError."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
