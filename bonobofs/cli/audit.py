@@ -25,8 +25,8 @@ from bonobofs.audit.entry import COUNTS, AuditEntry
 from bonobofs.audit.index import Count, GroupBy, Index, IndexQuery, Progress, microseconds
 from bonobofs.audit.tombstones import tombstones
 from bonobofs.audit.verify import Damage, Finding, Report, Status, describe_below, verify
+from bonobofs.cli.actor import nearest
 from bonobofs.cli.output import document, note, say, waiting
-from bonobofs.cli.suggestions import nearest
 from bonobofs.errors import UsageError
 from bonobofs.policy.denials import BUILT_IN_RULES
 from bonobofs.policy.request import Operation

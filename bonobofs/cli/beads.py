@@ -11,7 +11,7 @@ import typer
 
 from bonobofs import session
 from bonobofs.beads.bd_command_line import Step
-from bonobofs.cli.acting_as import ActingAs, AgentOption, PolicyOption, RoleOption
+from bonobofs.cli.actor import ActingAs, AgentOption, PolicyOption, RoleOption
 from bonobofs.cli.output import document, say
 from bonobofs.errors import BeadsError
 from bonobofs.ipc.client import call

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from bonobofs import session
-from bonobofs.cli.acting_as import ActingAs, AgentOption, PolicyOption, RoleOption
+from bonobofs.cli.actor import ActingAs, AgentOption, PolicyOption, RoleOption
 from bonobofs.cli.output import document, say
 from bonobofs.errors import GitError, UsageError
 from bonobofs.policy.decision import Refused

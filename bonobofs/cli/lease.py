@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from bonobofs import session
+from bonobofs.cli.actor import check_agent
 from bonobofs.cli.output import listing, note, say, waiting
-from bonobofs.cli.suggestions import check_agent
 from bonobofs.errors import UsageError
 from bonobofs.ipc.client import call
 from bonobofs.policy.lease_limits import seconds_of

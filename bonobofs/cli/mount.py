@@ -11,10 +11,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from bonobofs import session
+from bonobofs.cli.actor import check_agent, check_role, policy_path
 from bonobofs.cli.output import document, note, say, table, waiting
-from bonobofs.cli.suggestions import check_agent, check_role
 from bonobofs.git.session_repository import Kept
-from bonobofs.policy.presets import PRESETS
 from bonobofs.session import State
 
 _NAMED: Final = 5
@@ -88,7 +87,7 @@ def mount(
         mountpoint=Path(os.path.abspath(mountpoint)),
         agent=agent,
         role=role,
-        policy=Path(policy if policy in PRESETS else os.path.abspath(policy)) if policy is not None else None,
+        policy=policy_path(policy),
         transport=transport,
         allow_other=allow_other,
         allow_writable_parents=allow_writable_parents,

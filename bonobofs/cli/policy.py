@@ -11,8 +11,8 @@ import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from bonobofs import session
+from bonobofs.cli.actor import check_role
 from bonobofs.cli.output import document, note, say
-from bonobofs.cli.suggestions import check_role
 from bonobofs.errors import PolicyError, UsageError
 from bonobofs.policy import examples
 from bonobofs.policy.decision import Holding, Refused

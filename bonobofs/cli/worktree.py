@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from bonobofs import session
+from bonobofs.cli.actor import check_agent, check_role, policy_path
 from bonobofs.cli.output import document, note, say, table, waiting
-from bonobofs.cli.suggestions import check_agent, check_role
-from bonobofs.policy.presets import PRESETS
 from bonobofs.session import worktrees
 
 app = typer.Typer(help="Make and remove a work tree and branch of an agent for an issue.", rich_markup_mode=None)
@@ -56,7 +55,7 @@ def add(
         issue,
         agent,
         role,
-        Path(policy if policy in PRESETS else os.path.abspath(policy)) if policy is not None else None,
+        policy_path(policy),
         base,
         depends_on or [],
     )

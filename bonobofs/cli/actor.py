@@ -1,16 +1,19 @@
-"""Refuse names of agents and roles that are unknown, and show the nearest known ones."""
+"""The agent and role of a command: refuse unknown names with the nearest known ones, and act as the agent."""
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, NamedTuple
 
+import typer
+
+from bonobofs import session
 from bonobofs.errors import UsageError
-
-if TYPE_CHECKING:
-    from bonobofs import session
+from bonobofs.policy.presets import PRESETS
 
 
 def close_names(name: str, choices: Iterable[str]) -> list[str]:
@@ -58,3 +61,43 @@ def check_role(role: str | None, policy: session.ChosenPolicy | session.PolicyIn
         guess = f"; did you mean {' or '.join(close)}?" if close else ";"
         defined = ", ".join(sorted(roles, key=str.lower))
         raise UsageError(f"the policy {policy.origin} does not define the role {role}{guess} it defines: {defined}")
+
+
+AgentOption = Annotated[
+    str | None, typer.Option("--agent", metavar="A", help="The agent that acts; required outside a mount.")
+]
+RoleOption = Annotated[str | None, typer.Option("--role", metavar="R", help="Its role. Default: the agent's own.")]
+PolicyOption = Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="Outside a mount: the policy.")]
+
+
+class ActingAs(NamedTuple):
+    """The options of a command that acts as an agent."""
+
+    agent: str | None
+    role: str | None
+    policy: Path | None
+
+    def mount_session(self) -> session.CallableSession | None:
+        """Return the session of the mount around the working directory; None outside a mount.
+
+        Raises UsageError for options that the mount's session already settles, and for a missing --agent.
+        """
+        called = session.callable_session(session.home(), Path.cwd())
+        if called is not None and self != ActingAs(None, None, None):
+            raise UsageError("in a mount, the session has the agent, role and policy; leave these options out")
+        if called is None and self.agent is None:
+            raise UsageError("outside a mount, name the agent with --agent")
+        return called
+
+    def open_session(self, top: Path) -> AbstractContextManager[session.OpenSession]:
+        """Open a session of the agent on the directory `top`. UsageError: the agent or the role is unknown."""
+        home = session.home()
+        check_agent(home, self.agent)
+        if self.role is not None:
+            check_role(self.role, session.choose_policy(home, self.policy, top))
+        return session.open_session(top, agent=self.agent or "", role=self.role, policy=self.policy, preset=None)
+
+
+def policy_path(policy: str | None) -> Path | None:
+    """Return the argument of --policy: the name of a preset, else an absolute path."""
+    return None if policy is None else Path(policy if policy in PRESETS else os.path.abspath(policy))
