@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except (BonobofsError, Refused) as error:
-        _print_error(str(error))
+        _print_error(reason(error))
         return error.exit_code
     except ModuleNotFoundError as error:
         if str(error.name).startswith("bonobofs"):
