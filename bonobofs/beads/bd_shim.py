@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from bonobofs.errors import BonobofsError
+from bonobofs.errors import BonobofsError, reason
 from bonobofs.ipc.client import call
 from bonobofs.policy.decision import Refused, as_document
 
@@ -28,7 +28,7 @@ def main() -> int:
         denied = refused.decision
         answer = _failed("", REFUSED, [as_document(denied, denied.path, denied.operation)])
     except (BonobofsError, OSError) as error:
-        answer = _failed(f"bd: {error}\n")
+        answer = _failed(f"bd: {reason(error)}\n")
     _write(sys.stdout.fileno(), answer["stdout"])
     _write(sys.stderr.fileno(), answer["stderr"] + "".join(_refusal(words, each) for each in answer["denied"]))
     return int(answer["status"])

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from bonobofs.errors import BonobofsError
+from bonobofs.errors import BonobofsError, reason
 from bonobofs.git.command_line import Git, Line, contacts_remote, named, only_reads, resolve, split
 from bonobofs.ipc.client import call, call_with
 from bonobofs.policy.decision import Refused, as_document
@@ -54,7 +54,7 @@ def main() -> int:
         decision = refused.decision
         return _show(as_document(decision, decision.path, decision.operation), line.name)
     except (BonobofsError, OSError) as error:
-        sys.stderr.write(f"git: {error}\n")
+        sys.stderr.write(f"git: {reason(error)}\n")
     return 1
 
 
