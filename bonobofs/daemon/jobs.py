@@ -26,7 +26,7 @@ _MOST: Final = 16
 
 
 class KeyedExecutor:
-    """Runs at most one task for each key, so that a server that hangs delays no other. A task can outlast a `go`."""
+    """Runs at most one task for each key, so that a server that hangs delays no other. A task can outlast a `run`."""
 
     def __init__(self, name: str) -> None:
         """`name` is the name of the threads. No thread is started yet."""
@@ -34,14 +34,14 @@ class KeyedExecutor:
         self._under_way: dict[str, Future[list[str]]] = {}
         self._results: dict[str, list[str]] = {}
 
-    def go(self, work: Mapping[str, Callable[[], list[str]]], seconds: float) -> list[str]:
+    def run(self, work: Mapping[str, Callable[[], list[str]]], seconds: float) -> list[str]:
         """Start the task of each idle key, wait for all tasks up to `seconds`, and return the last result of each.
 
         An exception of a task is raised here.
         """
-        for key, do in work.items():
+        for key, task in work.items():
             if key not in self._under_way:
-                self._under_way[key] = self._pool.submit(do)
+                self._under_way[key] = self._pool.submit(task)
         wait(self._under_way.values(), seconds)
         for key in [key for key, future in self._under_way.items() if future.done()]:
             self._results[key] = self._under_way.pop(key).result()
@@ -98,7 +98,7 @@ class ServerJob(Job):
         """Run a task for each key; return `problems` and the problems of the tasks."""
         if self._executor is None:
             self._executor = KeyedExecutor(self.name)
-        return "; ".join([*problems, *self._executor.go(tasks, self.pause)])
+        return "; ".join([*problems, *self._executor.run(tasks, self.pause)])
 
     def close(self) -> None:
         if self._executor is not None:
@@ -156,7 +156,7 @@ class MailJob(ServerJob):
         self._pace = pace
         self._settings: dict[str, tuple[int, Settings | None]] = {}
         """By session: mtime of its policy.json, and the settings in it."""
-        self._rounds: dict[Settings, _Round] = {}
+        self._rounds: dict[Settings, _CourierRun] = {}
 
     def step(self, goes_on: GoesOn) -> str:
         trails: dict[Settings, dict[str, Path]] = {}
@@ -171,13 +171,13 @@ class MailJob(ServerJob):
                 trails.setdefault(settings, {})[path.stem] = path
         for settings in trails:
             if settings not in self._rounds:
-                self._rounds[settings] = _Round(self._home, settings, CourierCursors(self.database), self._pace)
+                self._rounds[settings] = _CourierRun(self._home, settings, CourierCursors(self.database), self._pace)
         # One task for each sender: if a session's policy changes, two couriers share a mailbox and must not send at the
         # same time. A courier without trails discards its cursors, because another courier may move them.
         tasks: dict[str, list[Callable[[], list[str]]]] = {}
         for settings, each in self._rounds.items():
-            tasks.setdefault(settings.name, []).append(partial(each.go, trails.get(settings, {}), goes_on))
-        return self._run_tasks({name: partial(_in_turn, rounds) for name, rounds in tasks.items()}, problems)
+            tasks.setdefault(settings.name, []).append(partial(each.run, trails.get(settings, {}), goes_on))
+        return self._run_tasks({name: partial(_run_each, rounds) for name, rounds in tasks.items()}, problems)
 
     def close(self) -> None:
         super().close()
@@ -197,11 +197,11 @@ class MailJob(ServerJob):
         return known[1]
 
 
-def _in_turn(rounds: list[Callable[[], list[str]]]) -> list[str]:
-    return [problem for go in rounds for problem in go()]
+def _run_each(rounds: list[Callable[[], list[str]]]) -> list[str]:
+    return [problem for run in rounds for problem in run()]
 
 
-class _Round:
+class _CourierRun:
     """One courier, and the time of its next try after a failure."""
 
     def __init__(self, home: Path, settings: Settings, cursors: CourierCursors, pace: Pace) -> None:
@@ -215,7 +215,7 @@ class _Round:
         self._wait = 0.0
         self._again_at = 0.0
 
-    def go(self, trails: dict[str, Path], goes_on: GoesOn) -> list[str]:
+    def run(self, trails: dict[str, Path], goes_on: GoesOn) -> list[str]:
         """Send the due letters, unless the last failure is too recent; return the problems."""
         if time.monotonic() >= self._again_at:
             try:

@@ -37,7 +37,7 @@ class Daemon(NamedTuple):
 
 
 @contextlib.contextmanager
-def alone(home: Path) -> Iterator[Callable[[], bool]]:
+def daemon_lock(home: Path) -> Iterator[Callable[[], bool]]:
     """Hold the lock of the daemon of a state directory. StateError: another daemon has it.
 
     Yields a function that returns False after the state directory was replaced.
@@ -55,9 +55,9 @@ def alone(home: Path) -> Iterator[Callable[[], bool]]:
         path = home / _PID_FILE
         path.write_text(this, encoding="ascii")
         try:
-            yield lambda: _is_there(home / _LOCK, handle)
+            yield lambda: _is_same(home / _LOCK, handle)
         finally:
-            if _is_there(home / _LOCK, handle):
+            if _is_same(home / _LOCK, handle):
                 path.unlink(missing_ok=True)
             os.ftruncate(handle, 0)
 
@@ -74,7 +74,7 @@ def running(home: Path) -> Daemon | None:
     return None
 
 
-def _is_there(path: Path, handle: int) -> bool:
+def _is_same(path: Path, handle: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(handle))
     except OSError:
@@ -93,11 +93,11 @@ def serve(directory: Path, ready: Callable[[], None] = lambda: None) -> None:
     """
     ended = threading.Event()
     # The handlers are set before the PID file exists: a reader of it may send a signal at once.
-    with _signals(ended), alone(directory) as is_ours:
-        notes = _Notes(directory)
+    with _signals(ended), daemon_lock(directory) as is_ours:
+        notes = _JobStatus(directory)
         threads = [
-            threading.Thread(target=_keep, args=(part, ended, notes), name=part.name)
-            for part in (
+            threading.Thread(target=_run_job, args=(job, ended, notes), name=job.name)
+            for job in (
                 IndexJob(directory),
                 MailJob(directory),
                 ReservationJob(directory),
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-class _Notes:
+class _JobStatus:
     """The state of each job: written to serve.json, and to standard error at each change."""
 
     def __init__(self, directory: Path) -> None:
@@ -150,14 +150,14 @@ class _Notes:
         """Write one line to the log, escaped: it can have the text of a server, and a terminal shows it."""
         print(f"{datetime.now(UTC).isoformat(timespec='seconds')} {escape(text)}", file=sys.stderr, flush=True)
 
-    def note(self, part: str, problem: str) -> None:
+    def note(self, job: str, problem: str) -> None:
         with self._lock:
-            if self._problems.get(part) == problem:
+            if self._problems.get(job) == problem:
                 return
-            known = self._problems.get(part, "")
-            self._problems[part] = problem
+            known = self._problems.get(job, "")
+            self._problems[job] = problem
             if problem or known:
-                self.say(f"{part}: {problem or 'the problem is solved'}")
+                self.say(f"{job}: {problem or 'the problem is solved'}")
             pid = os.getpid()
             document = {"pid": pid, "starttime": start_time(pid), "started": self._started, "parts": self._problems}
             with contextlib.suppress(OSError):
@@ -167,26 +167,26 @@ class _Notes:
         self._path.unlink(missing_ok=True)
 
 
-def _keep(part: Job, ended: threading.Event, notes: _Notes) -> None:
+def _run_job(job: Job, ended: threading.Event, notes: _JobStatus) -> None:
     """Run a job until the end. No failure of a job may end the other threads."""
-    pause = part.pause
+    pause = job.pause
     while not ended.is_set():
         try:
-            problem = part.step(lambda: not ended.is_set())
+            problem = job.step(lambda: not ended.is_set())
         except BonobofsError as error:
             problem, failed = str(error), True
         except Exception as error:  # noqa: BLE001 - the edge of the thread: log the failure, and try again
             for line in traceback.format_exc().splitlines():
-                notes.say(f"{part.name}: {line}")
+                notes.say(f"{job.name}: {line}")
             problem, failed = f"{type(error).__name__}: {error}", True
         else:
             failed = False
         if failed:
-            part.close()
-        pause = min(2 * pause, _LONGEST_PAUSE) if failed else part.pause
-        notes.note(part.name, problem)
+            job.close()
+        pause = min(2 * pause, _LONGEST_PAUSE) if failed else job.pause
+        notes.note(job.name, problem)
         ended.wait(pause)
-    part.close()
+    job.close()
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ class ReservationJob(ServerJob):
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self._ended: set[str] = set()
-        self._places: dict[tuple[Settings, str], _Place] = {}
+        self._mirrors: dict[tuple[Settings, str], _Mirror] = {}
 
     def step(self, _: GoesOn) -> str:
         mine = home_id(self._home)
@@ -51,9 +51,9 @@ class ReservationJob(ServerJob):
                 continue
             if settings is not None and settings.mirrors:
                 key = settings, session.source
-                if key not in self._places:
-                    self._places[key] = _Place(self._home, settings, session.source)
-                work[self._places[key].prefix] = partial(self._places[key].mirror, self.database)
+                if key not in self._mirrors:
+                    self._mirrors[key] = _Mirror(self._home, settings, session.source)
+                work[self._mirrors[key].prefix] = partial(self._mirrors[key].mirror, self.database)
         return self._run_tasks(work, problems)
 
     def _living(self) -> list[Session]:
@@ -67,7 +67,7 @@ class ReservationJob(ServerJob):
         return found
 
 
-class _Place:
+class _Mirror:
     """The mirrored reservations of one project and one source. One thread at a time uses it."""
 
     def __init__(self, home: Path, settings: Settings, source: str) -> None:

@@ -2,7 +2,8 @@
 
 A session sends a heartbeat every BEAT seconds (`lease_follower`). If it sends none for LAPSE seconds, its lease
 snapshot expires and it refuses every change of the source. A lease takes effect when every session with a later
-heartbeat has acknowledged it. The session measures LAPSE by its own clock, the others measure it by the database's clock.
+heartbeat has acknowledged it. The session measures LAPSE by its own clock, the others measure it by the database's
+clock.
 """
 
 from __future__ import annotations
