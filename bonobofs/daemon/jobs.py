@@ -159,6 +159,7 @@ class MailJob(ServerJob):
         self._rounds: dict[Settings, _CourierRun] = {}
 
     def step(self, goes_on: GoesOn) -> str:
+        database = self.database
         trails: dict[Settings, dict[str, Path]] = {}
         problems = []
         for path in trails_in(self._home / "trails"):
@@ -171,7 +172,7 @@ class MailJob(ServerJob):
                 trails.setdefault(settings, {})[path.stem] = path
         for settings in trails:
             if settings not in self._rounds:
-                self._rounds[settings] = _CourierRun(self._home, settings, CourierCursors(self.database), self._pace)
+                self._rounds[settings] = _CourierRun(self._home, settings, CourierCursors(database), self._pace)
         # One task for each sender: if a session's policy changes, two couriers share a mailbox and must not send at the
         # same time. A courier without trails discards its cursors, because another courier may move them.
         tasks: dict[str, list[Callable[[], list[str]]]] = {}

@@ -40,7 +40,7 @@ class ReservationJob(ServerJob):
         self._mirrors: dict[tuple[Settings, str], _Mirror] = {}
 
     def step(self, _: GoesOn) -> str:
-        mine = home_id(self._home)
+        database, mine = self.database, home_id(self._home)
         work = {}
         problems = []
         for session in self._living():
@@ -53,7 +53,7 @@ class ReservationJob(ServerJob):
                 key = settings, session.source
                 if key not in self._mirrors:
                     self._mirrors[key] = _Mirror(self._home, settings, session.source)
-                work[self._mirrors[key].prefix] = partial(self._mirrors[key].mirror, self.database)
+                work[self._mirrors[key].prefix] = partial(self._mirrors[key].mirror, database)
         return self._run_tasks(work, problems)
 
     def _living(self) -> list[Session]:
