@@ -217,9 +217,9 @@ def _record_lease(session: SessionContext, operation: str, lease: Lease) -> Any:
 
 
 def _holder(session: SessionContext) -> Holder:
-    from bonobofs.session import lease_service  # noqa: PLC0415 - as above
+    from bonobofs.state.leases import Holder  # noqa: PLC0415 - as above
 
-    return lease_service.Holder(session.session.agent, session.session.agent_id, session.session.chain)
+    return Holder(session.session.agent, session.session.agent_id, session.session.chain)
 
 
 def _issue_call(name: str) -> Callable[..., Any]:
