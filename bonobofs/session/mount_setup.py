@@ -186,7 +186,7 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
         policy_file=str(policy.file),
         tracked=registered.tracked.paths,
         repository=repository,
-        companion=launcher.companion_program(session.source, str(mountpoint), order.companion),
+        companion=launcher.companion_program(session.source, str(mountpoint), request.companion),
         transport=transport.name,
         packages=transport.packages,
         allow_other=request.allow_other or guest is not None,
