@@ -13,10 +13,18 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from bonobofs.audit.entry import shortened
-from bonobofs.enforcement.authorizer import NO_CALLER, Admission, Caller, Outcome, RelatedChange
+from bonobofs.enforcement.authorizer import (
+    NO_CALLER,
+    Admission,
+    Caller,
+    CallRecord,
+    ChangeRecord,
+    Outcome,
+    RelatedChange,
+)
 from bonobofs.errors import ProtocolError, TrailError, UsageError
 from bonobofs.ipc.channel import Channel
 from bonobofs.ipc.codec import decode_decision, decode_denied, encode_denied, encode_request
@@ -96,29 +104,14 @@ class RemoteAuthorizer:
         return taken
 
     def authorize(
-        self,
-        request: Request,
-        context: Context = NO_FACTS,
-        *related: RelatedChange,
-        caller: Caller = NO_CALLER,
-        details: dict[str, Any] | None = None,
-        size: int = 0,
-        action: str = "",
-        guard: str = "file",
+        self, request: Request, context: Context = NO_FACTS, *parts: RelatedChange, **record: Unpack[ChangeRecord]
     ) -> Admission:
         """As `Authorizer.authorize`. Leaving the admission returns when the mount shows what was changed.
 
         Leaving it raises OSError, ETIMEDOUT, if the change is made and recorded but the mount may not show it.
         """
-        document = {
-            "question": encode_request(request, context),
-            "related": [encode_request(change.request, change.context) for change in related],
-            "caller": list(caller),
-            "details": details,
-            "size": size,
-            "action": action,
-            "guard": guard,
-        }
+        related = [encode_request(change.request, change.context) for change in parts]
+        document = {"question": encode_request(request, context), "related": related, **record}
         admission = self.authorize_judged(request, document)
         assert admission is not None
         return admission
@@ -131,35 +124,17 @@ class RemoteAuthorizer:
         decision = decode_decision(reply)
         if isinstance(decision, Denied):
             raise Refused(decision)
-        return Admission(self._end_change, request, decision, number, document["action"], document["guard"])
+        return Admission(
+            self._end_change, request, decision, number, document.get("action", ""), document.get("guard", "file")
+        )
 
     def generation(self) -> dict[str, Any]:
         """{"generation", "leases"} by which the server judges now; "leases" is "none", "known" or "unknown"."""
         return self._ask(MessageKind.DECIDE, {})[1]
 
-    def record_call(  # noqa: PLR0913 - as for `Authorizer.record_call`
-        self,
-        request: Request,
-        context: Context = NO_FACTS,
-        *,
-        guard: str = "file",
-        caller: Caller = NO_CALLER,
-        details: dict[str, Any] | None = None,
-        size: int = 0,
-        error: int = 0,
-        reason: str = "",
-    ) -> None:
+    def record_call(self, request: Request, context: Context = NO_FACTS, /, **record: Unpack[CallRecord]) -> None:
         """As `Authorizer.record_call`."""
-        document = {
-            "question": encode_request(request, context),
-            "caller": list(caller),
-            "details": details,
-            "size": size,
-            "error": error,
-            "reason": reason,
-            "guard": guard,
-        }
-        _, reply = self._ask(MessageKind.RECORD_CALL, document)
+        _, reply = self._ask(MessageKind.RECORD_CALL, {"question": encode_request(request, context), **record})
         if "code" in reply:
             raise Refused(decode_denied(reply))
 
@@ -171,10 +146,6 @@ class RemoteAuthorizer:
     def event(self, operation: str, details: dict[str, Any]) -> None:
         """Record an event of the session. TrailError."""
         _check_trail(self._ask(MessageKind.EVENT, {"operation": operation, "details": details})[1])
-
-    def sync(self) -> None:
-        """As `Authorizer.sync`."""
-        _check_trail(self._ask(MessageKind.SYNC, {})[1])
 
     def show(self) -> None:
         """Return when the mount shows every earlier change, whatever process made it. OSError as for `authorize`."""

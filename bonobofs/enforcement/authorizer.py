@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypedDict, Unpack
 
 from bonobofs.errors import BonobofsError
 from bonobofs.policy.decision import Code, Denied, Layer, Permit, Refused
@@ -42,6 +42,28 @@ NO_CALLER: Final = Caller()
 
 Head = Callable[[], bytes]
 """Returns the first HEAD_BYTES of a file after a change."""
+
+
+class CallRecord(TypedDict, total=False):
+    """The record of a call that changes nothing; `Enforcer.record_call` explains the fields."""
+
+    caller: Caller
+    details: dict[str, Any] | None
+    size: int
+    error: int
+    reason: str
+    guard: str
+
+
+class ChangeRecord(TypedDict, total=False):
+    """The record of a change; `Enforcer.authorize` explains the fields."""
+
+    caller: Caller
+    details: dict[str, Any] | None
+    size: int
+    action: str
+    guard: str
+    sync: bool
 
 
 class RelatedChange(NamedTuple):
@@ -131,37 +153,15 @@ class Authorizer(Protocol):
         """Return the engine's verdict. The trail records nothing."""
 
     def authorize(
-        self,
-        request: Request,
-        context: Context = NO_FACTS,
-        *parts: RelatedChange,
-        caller: Caller = NO_CALLER,
-        details: dict[str, Any] | None = None,
-        size: int = 0,
-        action: str = "",
-        guard: str = "file",
+        self, request: Request, context: Context = NO_FACTS, *parts: RelatedChange, **record: Unpack[ChangeRecord]
     ) -> Admission:
         """Authorize a change of the source, as `Enforcer.authorize` does. Raises Refused like it."""
 
-    def record_call(  # noqa: PLR0913 - as for `authorize`
-        self,
-        request: Request,
-        context: Context = NO_FACTS,
-        *,
-        guard: str = "file",
-        caller: Caller = NO_CALLER,
-        details: dict[str, Any] | None = None,
-        size: int = 0,
-        error: int = 0,
-        reason: str = "",
-    ) -> None:
+    def record_call(self, request: Request, context: Context = NO_FACTS, /, **record: Unpack[CallRecord]) -> None:
         """Record a call that changed nothing, as `Enforcer.record_call` does. Raises Refused like it."""
 
     def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file") -> Refused:
         """Record a denial; return the exception to raise."""
-
-    def sync(self) -> None:
-        """Sync the trail to the disk. TrailError."""
 
 
 def failure_reason(error: BaseException) -> str:

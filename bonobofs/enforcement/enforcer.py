@@ -10,6 +10,7 @@ UNRECORDED. If `authorize` raises any error, the block does not run.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
@@ -181,13 +182,14 @@ class Enforcer:
         action: str = "",
         layer: Layer | None = Layer.SOURCE,
         guard: str = "file",
+        sync: bool = False,
     ) -> Admission:
         """Authorize the change that `request` and all `parts` describe together, and record its intent.
 
         A permit in place of a context or part is one that `permit` has returned since the policy or the leases changed.
         `size` is the number of its bytes, for the record. `action` is create, modify or delete; "" means the action of
         the operation. `layer` is the layer that the caller is about to change; None: the layer of the permit. `guard`
-        is file, git or beads.
+        is file, git or beads. `sync`: the intent is on the disk when this returns.
 
         Raises:
             Refused: the engine denies the request or a part, or the trail cannot be written. The trail gets the denial.
@@ -215,7 +217,14 @@ class Enforcer:
         if leaves_source:
             details = {**(details or {}), LAYER: leaves_source.value}
         seq = self._intend(request, permit, caller, details, size, action, guard)
-        return Admission(self._end, request, permit, seq, action, guard)
+        admission = Admission(self._end, request, permit, seq, action, guard)
+        if sync:
+            try:
+                self.trail.sync()
+            except TrailError as error:
+                admission.end(errno.EIO)
+                raise self.deny(unrecorded(request), caller, guard=guard) from error
+        return admission
 
     def decide_published(self, request: Request) -> Permit | Denied:
         """Return the verdict on a change that brings a path to its published content."""
@@ -367,10 +376,6 @@ class Enforcer:
         self.write_outcomes()
         self.denial_recorder.flush_all()
         self.trail.flush()
-
-    def sync(self) -> None:
-        """Sync the trail to the disk. TrailError."""
-        self.trail.sync()
 
     def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file") -> Refused:
         """Record a denial; return the exception to raise."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Final
 
@@ -30,15 +29,13 @@ _OF_THE_CONTENT: Final = frozenset({"security.capability", "security.ima", "secu
 _NAMELESS_UNKNOWN: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 
 
-def put(
-    place: Place, data: bytes, temporary: str, *, overwrite: bool, ready: Callable[[], None], permit: Permit
-) -> None:
+def put(place: Place, data: bytes, temporary: str, *, overwrite: bool, permit: Permit) -> None:
     """Create or replace the file of `place` with `data`, and sync the file and its directory.
 
-    `ready` is called after the data is synced and before the name changes. A replaced file keeps its mode and ACL and,
-    as far as this user may set them, its owner and attributes. Set-id bits are cleared, as by any write. Raises
-    FileExistsError if the name exists and `overwrite` is false or it is no regular file, IsADirectoryError, OSError.
-    After an error the old file is in place, unless only the sync of the directory failed.
+    A replaced file keeps its mode and ACL and, as far as this user may set them, its owner and attributes. Set-id bits
+    are cleared, as by any write. Raises FileExistsError if the name exists and `overwrite` is false or it is no regular
+    file, IsADirectoryError, OSError. After an error the old file is in place, unless only the sync of the directory
+    failed.
     """
     if place.status is not None:
         _check_replaceable(place, place.status, overwrite=overwrite)
@@ -51,7 +48,6 @@ def put(
         if place.status is not None:
             _copy_metadata(descriptor, place)
         os.fsync(descriptor)
-        ready()
         place.check()
         if not overwrite:
             os.link(source, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=True)

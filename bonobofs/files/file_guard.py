@@ -21,8 +21,8 @@ from typing import Final, NoReturn
 
 from bonobofs.audit import temp_cleanup
 from bonobofs.audit.entry import BY
-from bonobofs.enforcement.authorizer import Authorizer, Caller, unrecorded
-from bonobofs.errors import TrailError, UsageError
+from bonobofs.enforcement.authorizer import Authorizer, Caller
+from bonobofs.errors import UsageError
 from bonobofs.files.atomic_write import MODE, put
 from bonobofs.files.results import (
     Closing,
@@ -37,8 +37,8 @@ from bonobofs.files.results import (
     wrong_agent,
 )
 from bonobofs.files.workspace import Place, Workspace
-from bonobofs.policy.decision import Code, Denied, Refused
-from bonobofs.policy.engine import allowed_directories
+from bonobofs.policy.decision import Code, Decision, Denied, Refused
+from bonobofs.policy.engine import allowed_directories, decide
 from bonobofs.policy.request import HEAD_BYTES, NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
 
 PathLike = str | os.PathLike[str]
@@ -101,17 +101,23 @@ class FileGuard(Closing):
         """
         parsed = operation_of(operation)
         caller = Caller("validate_path")
-        with self._change_lock:
-            request = Request(parsed, self._workspace.relative(path), _KINDS.get(parsed, Kind.FILE))
-            try:
-                place = self._locate(request, NO_FACTS, caller)
-            except Refused as refused:
-                return result_of(refused.decision)
-            except OSError:
-                return self._answer(caller, [(request, NO_FACTS)])
-            with place:
-                directories = [(Request(Operation.MKDIR, above, Kind.DIRECTORY), NO_FACTS) for above in place.missing]
-                return self._answer(caller, [_question(parsed, place), *directories])
+        try:
+            with self._change_lock:
+                return result_of(self._check(self._questions(parsed, path, caller), caller))
+        except Refused as refused:
+            return result_of(refused.decision)
+
+    def _questions(self, operation: Operation, path: PathLike, caller: Caller) -> list[tuple[Request, Context]]:
+        """Return the changes that an operation on a path consists of. Raises Refused for a path outside."""
+        request = Request(operation, self._workspace.relative(path), _KINDS.get(operation, Kind.FILE))
+        try:
+            with self._locate(request, NO_FACTS, caller) as place:
+                above = [(Request(Operation.MKDIR, path, Kind.DIRECTORY), NO_FACTS) for path in place.missing]
+                return [_question(operation, place), *above]
+        except Refused:
+            raise
+        except OSError:
+            return [(request, NO_FACTS)]
 
     def guarded_write_file(self, path: PathLike, content: str, agent: str, *, overwrite: bool = False) -> Path:
         """Write a whole file in UTF-8, and return its absolute path.
@@ -171,7 +177,8 @@ class FileGuard(Closing):
 
     def _locate(self, request: Request, context: Context, caller: Caller) -> Place:
         """Resolve the path. Raises Refused (recorded) if it leads outside, OSError (not recorded)."""
-        decision = self._guard.decide(request, context)
+        # Here, and not by the authorizer: whether a path is outside depends neither on leases nor on the mount.
+        decision = decide(self._guard.policy, self._guard.agent, request, context)
         if isinstance(decision, Denied) and decision.code is Code.OUTSIDE:
             # The path itself is invalid or outside: do not look it up.
             raise self._guard.deny(decision, caller)
@@ -197,13 +204,11 @@ class FileGuard(Closing):
             head=data[:HEAD_BYTES],
         )
         directories = [Request(Operation.MKDIR, above, Kind.DIRECTORY) for above in place.missing]
-        # Judge everything before the first change: a refused file must not leave new directories.
-        for asked, known in [(request, context), *((each, NO_FACTS) for each in directories)]:
-            decision = self._guard.decide(asked, known)
-            if isinstance(decision, Denied):
-                raise self._guard.deny(decision, caller)
-        for each in directories:
-            with self._guard.authorize(each, caller=Caller(caller.tool)) as permit:
+        if directories:
+            # Judge everything before the first change: a refused file must not leave new directories.
+            self._check([(request, context), *((directory, NO_FACTS) for directory in directories)], caller)
+        for directory in directories:
+            with self._guard.authorize(directory, caller=Caller(caller.tool)) as permit:
                 place.make_directory(permit)
         temporary = temp_cleanup.stray_name()
         admission = self._guard.authorize(
@@ -213,26 +218,20 @@ class FileGuard(Closing):
             details={BY: temporary},
             size=len(data),
             action="create" if place.status is None else "modify",
+            sync=True,
         )
         with admission as permit:
-            put(place, data, temporary, overwrite=overwrite, ready=lambda: self._sync(request, caller), permit=permit)
+            put(place, data, temporary, overwrite=overwrite, permit=permit)
             admission.written = len(data)
             admission.details = {"size": len(data)}
 
-    def _sync(self, request: Request, caller: Caller) -> None:
-        """Sync the trail before the change that it records. Raises Refused if that fails."""
-        try:
-            self._guard.sync()
-        except TrailError as error:
-            raise self._guard.deny(unrecorded(request), caller) from error
-
-    def _answer(self, caller: Caller, questions: list[tuple[Request, Context]]) -> ValidationResult:
-        """Return the first denial, which is recorded, or the decision on the first question."""
+    def _check(self, questions: list[tuple[Request, Context]], caller: Caller) -> Decision:
+        """Return the decision on the first question. Raises Refused for the first denial, which is recorded."""
         decisions = [self._guard.decide(request, context) for request, context in questions]
         for decision in decisions:
             if isinstance(decision, Denied):
-                return result_of(self._guard.deny(decision, caller).decision)
-        return result_of(decisions[0])
+                raise self._guard.deny(decision, caller)
+        return decisions[0]
 
 
 def operation_of(word: str) -> Operation:

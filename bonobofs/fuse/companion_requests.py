@@ -120,7 +120,6 @@ class RemoteAuthorization:
             MessageKind.DENY: self._deny,
             MessageKind.RECORD_CALL: self._record_call,
             MessageKind.EVENT: self._event,
-            MessageKind.SYNC: self._sync,
         }
 
     def __len__(self) -> int:
@@ -233,28 +232,23 @@ class RemoteAuthorization:
         return {"taken": self._grants.end(request["grant"])}
 
     def _authorize(self, request: Document) -> Document:
-        details, guard = request["details"], request["guard"]
+        record = {name: request[name] for name in ("details", "size", "action", "guard", "sync") if name in request}
+        details, guard = record.get("details") or {}, record.get("guard", "file")
         self._enforcer.expire_leases()
         if request.get("generation", self._enforcer.state[0]) != self._enforcer.state[0]:
             return {"stale": True}
-        first, *related = changes = [_change(question) for question in (request["question"], *request["related"])]
-        caller = Caller(*request["caller"])
+        changes = [_change(question) for question in (request["question"], *request["related"])]
+        caller = Caller(*request.get("caller", ()))
+        permits = []
         for change in changes:
             decision = self._decide_in_source(change)
             if isinstance(decision, Denied):
                 raise self._enforcer.deny(decision, caller, guard=guard)
-        admission = self._enforcer.authorize(
-            first.request,
-            first.context,
-            *related,
-            caller=caller,
-            details=details,
-            size=request["size"],
-            action=request["action"],
-            guard=guard,
-        )
+            permits.append(decision)
+        first = changes[0].request
+        admission = self._enforcer.authorize(first, *permits, caller=caller, **record)
         self._enforcer.companion_changes += 1
-        self._in_flight[request["id"]] = self._track(admission, changes, {**caller.details, **(details or {})})
+        self._in_flight[request["id"]] = self._track(admission, changes, {**caller.details, **details})
         return encode_decision(admission.permit)
 
     def _track(self, admission: Admission, changes: list[RelatedChange], details: Document) -> _InFlight:
@@ -272,16 +266,12 @@ class RemoteAuthorization:
 
     def _record_call(self, request: Document) -> Document:
         del request["id"]
-        change, caller = _change(request.pop("question")), Caller(*request.pop("caller"))
+        change, caller = _change(request.pop("question")), Caller(*request.pop("caller", ()))
         self._enforcer.record_call(change.request, change.context, caller=caller, **request)
         return {}
 
     def _event(self, request: Document) -> Document:
         self._enforcer.trail.event(request["operation"], request["details"])
-        return {}
-
-    def _sync(self, _: Document) -> Document:
-        self._enforcer.sync()
         return {}
 
     def _end(self, request: Document, send: Send) -> None:

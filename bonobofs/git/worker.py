@@ -19,10 +19,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from bonobofs.audit.entry import TOUCHES
-from bonobofs.enforcement.authorizer import NO_CALLER, Admission, Caller, Outcome, RelatedChange
+from bonobofs.enforcement.authorizer import (
+    NO_CALLER,
+    Admission,
+    Caller,
+    CallRecord,
+    ChangeRecord,
+    Outcome,
+    RelatedChange,
+)
 from bonobofs.errors import BonobofsError, GitError
 from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import Refusal, UpdateKind, identity, rules_of
@@ -152,52 +160,26 @@ class JudgingAuthorizer:
         return decide_in_source(self.policy, self.agent, request, context)
 
     def authorize(
-        self,
-        request: Request,
-        context: Context = NO_FACTS,
-        *parts: RelatedChange,
-        caller: Caller = NO_CALLER,
-        details: dict[str, Any] | None = None,
-        size: int = 0,
-        action: str = "",
-        guard: str = "file",
+        self, request: Request, context: Context = NO_FACTS, *parts: RelatedChange, **record: Unpack[ChangeRecord]
     ) -> Admission:
         """As `Authorizer.authorize`."""
+        guard = record.get("guard", "file")
         while True:
             for part in (RelatedChange(request, context), *parts):
                 verdict = self.decide(part.request, part.context)
                 if isinstance(verdict, Denied):
-                    raise self.deny(verdict, caller, guard=guard)
-            answer = self._channel.ask(
-                "admit",
-                question=encode_request(request, context),
-                caller=list(caller),
-                details=details,
-                size=size,
-                action=action,
-                guard=guard,
-                generation=self._generation,
-            )
+                    raise self.deny(verdict, record.get("caller", NO_CALLER), guard=guard)
+            question = encode_request(request, context)
+            answer = self._channel.ask("admit", question=question, generation=self._generation, **record)
             if "state" not in answer:
                 break
             self.follow(answer["state"])
         permit = decode_decision(answer)
         if isinstance(permit, Denied):
             raise Refused(permit)
-        return Admission(self._ended, request, permit, answer["number"], action, guard)
+        return Admission(self._ended, request, permit, answer["number"], record.get("action", ""), guard)
 
-    def record_call(  # noqa: PLR0913 - as for `Authorizer.record_call`
-        self,
-        request: Request,
-        context: Context = NO_FACTS,
-        *,
-        guard: str = "file",
-        caller: Caller = NO_CALLER,
-        details: dict[str, Any] | None = None,
-        size: int = 0,
-        error: int = 0,
-        reason: str = "",
-    ) -> None:
+    def record_call(self, request: Request, context: Context = NO_FACTS, /, **record: Unpack[CallRecord]) -> None:
         """Not supported: publication has no read-only calls."""
         raise NotImplementedError
 
@@ -205,9 +187,6 @@ class JudgingAuthorizer:
         """As `Authorizer.deny`."""
         self._channel.ask("refuse", **encode_denied(denied), caller=list(caller), guard=guard)
         return Refused(denied)
-
-    def sync(self) -> None:
-        """As `Authorizer.sync`. The server syncs the trail."""
 
     def _ended(self, outcome: Outcome) -> None:
         told = {"error": outcome.error, "reason": outcome.reason, "details": outcome.details}

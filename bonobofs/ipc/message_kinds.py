@@ -58,19 +58,17 @@ class MessageKind(enum.IntEnum):
     """{"question"}: the decision on a change of the source. Without a question, the reply is {"generation", "leases"}:
     the policy and leases by which the server judges now."""
     AUTHORIZE = 21
-    """{"question", "related", "caller", "details", "size", "action", "guard"}; a permitted change is in flight until
-    ENDED. With "generation", by which the companion judged the related changes: "stale" if that is over."""
+    """{"question", "related"} and the fields of `ChangeRecord`; a permitted change is in flight until ENDED. With
+    "generation", by which the companion judged the related changes: "stale" if that is over."""
     ENDED = 22
     """{"admission", "error", "reason", "written", "details"}: the outcome of a change. The reply comes when the mount
     shows it."""
     DENY = 23
     """A denial, "caller" and "guard": record it."""
     RECORD_CALL = 24
-    """{"question", "caller", "details", "size", "error", "guard"}: record a call that changes nothing."""
+    """{"question"} and the fields of `CallRecord`: record a call that changes nothing."""
     EVENT = 25
     """{"operation", "details"}: record an event of the session."""
-    SYNC = 26
-    """Write the trail to the disk."""
     BARRIER = 28
     """The reply comes when the mount shows every earlier change, whatever process made it."""
     DECIDE_EACH = 30

@@ -1,4 +1,4 @@
-"""A companion with one call more: `change`, which is in flight until the test ends it."""
+"""A companion with two more calls: `change`, which is in flight until the test ends it, and `requests`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bonobofs.companion import main as process
 from bonobofs.companion.calls import CALLS
 from bonobofs.companion.session_context import SessionContext
 from bonobofs.enforcement.authorizer import Caller
+from bonobofs.ipc.channel import Channel
+from bonobofs.ipc.message_kinds import MessageKind
 from bonobofs.policy.request import Operation, Request, WorkspacePath
 
 
@@ -39,5 +41,26 @@ def change(
             time.sleep(0.005)
 
 
+class CountingChannel(Channel):
+    """Notes the requests to the server: the messages that have an id."""
+
+    def send(self, kind: MessageKind, document: Any = None) -> bool:
+        if isinstance(document, dict) and "id" in document:
+            REQUESTS.append(kind.name)
+        return super().send(kind, document)
+
+
+REQUESTS: Final[list[str]] = []
+vars(process)["Channel"] = CountingChannel
+
+
+def requests(session: SessionContext) -> list[str]:
+    """Return the kinds of the requests to the server since the last call of this name."""
+    kinds = [*REQUESTS]
+    REQUESTS.clear()
+    return kinds
+
+
 CALLS["change"] = change
+CALLS["requests"] = requests
 main = process.main

@@ -206,3 +206,12 @@ def test_a_server_killed_during_a_change(slow: Called, mounted_called: CalledMou
     assert (again.path / "a").read_text() == "made"
     report = verify_trail(slow.world.trail, slow.world.head, session=slow.world.session.session)
     assert [one.path for one in report.unfinished] == ["a"]
+
+
+def test_a_written_file_takes_two_requests_to_the_server(slow: Called) -> None:
+    """One that judges and records the change, and one for its outcome; also if the file is replaced."""
+    for content in ("first", "second"):
+        slow("requests")
+        slow("write_file", path="a", content=content)
+        assert slow("requests") == ["AUTHORIZE", "ENDED"]
+        assert (slow.path / "a").read_text() == content
