@@ -13,7 +13,8 @@ import pygit2
 
 from bonobofs.errors import GitError
 from bonobofs.git.checkout import check_rules, opened
-from bonobofs.git.repository import BRANCHES, Repository, find_common_dir, find_git_dir
+from bonobofs.git.repository import Repository
+from bonobofs.git.source_refs import BRANCHES, find_git_dirs
 
 _LISTED: Final = 10
 
@@ -42,9 +43,8 @@ class Unsaved(NamedTuple):
 def find(directory: Path) -> RepositoryLocation:
     """Return the repository that contains a directory. Raises GitError if there is none."""
     for top in (directory, *directory.parents):
-        git_dir = find_git_dir(top)
-        if git_dir is not None and git_dir.is_dir():
-            return RepositoryLocation(top, Path(os.path.realpath(find_common_dir(git_dir))))
+        if (top / ".git").exists():
+            return RepositoryLocation(top, find_git_dirs(top).common)
     raise GitError(f"{directory} lies in no git repository", kind="no-repository")
 
 
@@ -115,3 +115,11 @@ def _staged_apart(status: list[tuple[str, str]]) -> Iterator[str]:
 def forget(common: Path, name: str) -> None:
     """Remove a worktree's entry from its repository, if there is one. The branch stays."""
     shutil.rmtree(common / "worktrees" / name, ignore_errors=True)
+
+
+def delete_branch(common: Path, branch: str) -> None:
+    """Delete a branch. Raises GitError if another process holds its lock."""
+    try:
+        Repository(common).raw.references.delete(BRANCHES + branch)
+    except (KeyError, pygit2.GitError) as error:
+        raise GitError(f"the branch {branch} cannot be deleted: {error}", kind="busy") from error

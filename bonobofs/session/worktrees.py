@@ -21,7 +21,7 @@ from bonobofs.enforcement.authorizer import ACTIONS
 from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, UsageError
 from bonobofs.git import linked_worktree
 from bonobofs.git.branch_rules import new_branch, rules_of
-from bonobofs.git.published_branches import PublishedBranches
+from bonobofs.git.source_refs import PublishedBranches
 from bonobofs.policy.request import Operation
 from bonobofs.session.mount_setup import MountedSession, MountRequest, start
 from bonobofs.session.python_session import OpenSession, open_session
@@ -206,20 +206,40 @@ def _make(home: Path, found: linked_worktree.RepositoryLocation, base: str, want
         removed=None,
         tip=None,
     )
-    where = worktree_paths(home, identity)
-    with open_session(found.top, agent=wanted.agent, role=wanted.role, policy=wanted.policy, preset=None) as opened:
+    terms: dict[str, Any] = {"agent": wanted.agent, "role": wanted.role, "policy": wanted.policy, "preset": None}
+    with open_session(found.top, **terms) as opened:
         branches = PublishedBranches(home, found.common, opened.guard.agent.id)
         tip = _check_branch(home, one, branches.find(f"refs/heads/{branch}"), opened.guard.agent.id)
-        if seek_beads(found.top, home) is not None:
-            BeadsGuard(opened).begin_work(wanted.issue, wanted.agent, identity)
-        with _entered(opened, Operation.CREATE_WORKTREE, one):
-            one = _ready(home, one)
-            branches.note(f"refs/heads/{branch}", tip or base)
+        one = dataclasses.replace(one, tip=tip)
+        _begin_issue(home, opened, one, identity)
+        try:
+            with _entered(opened, Operation.CREATE_WORKTREE, one):
+                made = _ready(home, one)
+                branches.note(f"refs/heads/{branch}", tip or base)
+        except BaseException:
+            _undo(home, opened, one)
+            raise
     try:
-        return AddedWorktree(one, where.work, _mount(home, one, wanted))
+        return AddedWorktree(made, worktree_paths(home, identity).work, _mount(home, made, wanted))
     except BaseException:
-        _take_away(home, one)
+        with open_session(found.top, **terms) as opened:
+            _undo(home, opened, one)
         raise
+
+
+def _begin_issue(home: Path, opened: OpenSession, one: Worktree, worktree: str) -> None:
+    """Store in the issue that this worktree is made for it, if the repository has issues. "" is no worktree."""
+    if seek_beads(Path(one.repository), home) is not None:
+        BeadsGuard(opened).begin_work(one.issue, one.agent, worktree)
+
+
+def _undo(home: Path, opened: OpenSession, one: Worktree) -> None:
+    """Remove a worktree whose creation failed, its publisher, and its mark in the issue."""
+    _take_away(home, one)
+    if one.tip is None:
+        PublishedBranches(home, Path(one.common), opened.guard.agent.id).note(f"refs/heads/{one.branch}", "")
+    earlier = [each.worktree for each in load_all(home) if (each.common, each.issue) == (one.common, one.issue)]
+    _begin_issue(home, opened, one, earlier[-1] if earlier else "")
 
 
 def _check_branch(home: Path, one: Worktree, published: tuple[str, str], agent_id: str) -> str | None:
@@ -243,16 +263,12 @@ def _check_branch(home: Path, one: Worktree, published: tuple[str, str], agent_i
 
 
 def _ready(home: Path, one: Worktree) -> Worktree:
-    """Register the worktree, then create its directories. A failure removes them again."""
+    """Register the worktree, then create its branch and its directories."""
     where = worktree_paths(home, one.worktree)
     save(home, one)
-    try:
-        linked_worktree.make(Path(one.common), one.name, where.tree, one.branch, one.base)
-        where.work.mkdir(mode=0o700)
-        save(home, made := dataclasses.replace(one, ready=True))
-    except BaseException:
-        _take_away(home, one)
-        raise
+    linked_worktree.make(Path(one.common), one.name, where.tree, one.branch, one.base)
+    where.work.mkdir(mode=0o700)
+    save(home, made := dataclasses.replace(one, ready=True, tip=None))
     return made
 
 
@@ -370,6 +386,7 @@ def _free(place: Path) -> Path:
 
 
 def _take_away(home: Path, one: Worktree) -> None:
+    """Unmount and remove a worktree. If its creation failed, also remove its record and the branch that it made."""
     where = worktree_paths(home, one.worktree)
     common = Path(one.common)
     tip = None
@@ -381,7 +398,12 @@ def _take_away(home: Path, one: Worktree) -> None:
     with contextlib.suppress(FileNotFoundError):
         where.work.rmdir()
     linked_worktree.forget(common, one.name)
-    save(home, dataclasses.replace(one, ready=False, removed=datetime.now(UTC).isoformat(), tip=tip))
+    if one.ready:
+        save(home, dataclasses.replace(one, ready=False, removed=datetime.now(UTC).isoformat(), tip=tip))
+        return
+    if one.tip is None and tip == one.base:
+        linked_worktree.delete_branch(common, one.branch)
+    shutil.rmtree(where.top, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ class Worktree:
     removed: str | None
     """Time of removal, or None."""
     tip: str | None
-    """Commit of its branch at removal, or None."""
+    """Commit of its branch: before creation, or None if creation makes the branch; at removal. Otherwise None."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

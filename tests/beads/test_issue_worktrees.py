@@ -67,6 +67,19 @@ def test_an_issue_has_no_worktree_before_its_dependencies_have_ended(repository:
     assert (late.returncode, "may have begun" in late.stderr) == (77, True)
 
 
+def test_an_issue_is_not_begun_if_its_worktree_cannot_be_mounted(
+    repository: Workspace, tmp_path: Path, home: Path
+) -> None:
+    """A blocker can still be added to the issue."""
+    one, other = repository.create("one"), repository.create("other")
+    (home / "worktrees").mkdir()
+    (home / "worktrees").chmod(0o777)
+    refused = add(repository, one, tmp_path)
+    assert refused.returncode == 1, refused.stderr
+    late = bonobofs("beads", "dep", "add", one, other, "--agent", "alice", cwd=repository.directory)
+    assert late.returncode == 0, late.stderr
+
+
 def test_an_unknown_issue_has_no_worktree(repository: Workspace, tmp_path: Path, home: Path) -> None:
     refused = add(repository, "gt-none", tmp_path)
     assert (refused.returncode, "no issue of this id" in refused.stderr) == (77, True)

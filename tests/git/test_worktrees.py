@@ -18,7 +18,7 @@ from bonobofs.audit.reader import read, trails_in
 from bonobofs.audit.trail_storage import stat_trail
 from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, PolicyError, UsageError
 from bonobofs.git import linked_worktree
-from bonobofs.git.published_branches import PublishedBranches
+from bonobofs.git.source_refs import PublishedBranches
 from bonobofs.session import worktrees
 from bonobofs.session.worktrees import AddedWorktree, WorktreeRequest
 from bonobofs.state.sessions import live_at
@@ -291,6 +291,22 @@ def test_an_unfinished_worktree_is_created_again(home: Path, wanted: WorktreeReq
     again = add(home, wanted)
     assert again.worktree.worktree != made.worktree.worktree
     assert git(again.work, "status", "--short").stdout == ""
+
+
+def test_a_worktree_that_cannot_be_mounted_leaves_nothing(home: Path, wanted: WorktreeRequest) -> None:
+    """After a failed mount, the new branch, the publisher and the record are gone. A branch of the operator stays."""
+    (home / "worktrees").mkdir()
+    (home / "worktrees").chmod(0o777)
+    git(wanted.repository, "branch", "aidlc/gt-2")
+    for issue in ("gt-1", "gt-2"):
+        with pytest.raises(MountError):
+            add(home, wanted._replace(issue=issue))
+    assert git(wanted.repository, "branch", "--format=%(refname:short)").stdout.split() == ["aidlc/gt-2", "main"]
+    assert len(git(wanted.repository, "worktree", "list").stdout.splitlines()) == 1
+    assert PublishedBranches(home, wanted.repository / ".git", "").find("refs/heads/aidlc/gt-1") == ("", "")
+    assert [path.name for path in (home / "worktrees").iterdir() if path.is_dir()] == []
+    (home / "worktrees").chmod(0o700)
+    assert add(home, wanted).worktree.branch == "aidlc/gt-1"
 
 
 def test_without_the_repository_the_complete_work_tree_is_kept(
