@@ -21,7 +21,7 @@ from bonobofs.audit.temp_cleanup import by_way_of
 from bonobofs.audit.trail_storage import open_trail, stat_trail
 from bonobofs.beads.bd_runner import is_held, lock_path
 from bonobofs.errors import GitError
-from bonobofs.git.session_repository import find
+from bonobofs.git.source_refs import find_git_dirs
 from bonobofs.ipc.channel import Channel
 from bonobofs.ipc.message_kinds import MessageKind
 from bonobofs.state.sessions import Session, lives, load
@@ -209,7 +209,7 @@ def _description(suspect: _Suspect) -> str:
 def _shared_git_dir(source: str) -> Path | None:
     """The git directory that all work trees of the source's repository share; None: the source has no repository."""
     try:
-        common = find(Path(source)).common
+        common = find_git_dirs(Path(source)).common
     except (OSError, GitError):
         return None
     return common if common.is_dir() else None

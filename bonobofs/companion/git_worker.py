@@ -28,6 +28,7 @@ from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.companion.session_context import SessionContext
 from bonobofs.enforcement.authorizer import Admission, Caller
 from bonobofs.errors import BonobofsError, GitError, TrailError
+from bonobofs.git.source_refs import PublishedBranches, find_git_dirs, read_head
 from bonobofs.ipc.codec import decode_denied, decode_request, encode_decision, encode_denied
 from bonobofs.policy.decision import Refused
 from bonobofs.state.home import read_document, session_directory, write_document
@@ -93,9 +94,10 @@ class GitWorker:
                 arguments |= {"expected": self._head, "shared": self._is_shared()}
             try:
                 answer = self._call({"do": do, "state": self._state(), **arguments}, descriptors)
-            except (EOFError, BrokenPipeError, ConnectionResetError, TimeoutError) as error:
-                self._abandon()
-                raise GitError(f"the publication was broken off; try again: {error}", kind="worker") from error
+            except (EOFError, ConnectionError, TimeoutError) as error:
+                moved = self._abandon()
+                result = f"{', '.join(moved)} had moved" if moved else "no branch had moved; try again"
+                raise GitError(f"the publication was broken off ({error}); {result}", kind="worker") from error
             if "head" in answer:
                 self._head = answer.pop("head")
                 self._keep()
@@ -112,7 +114,11 @@ class GitWorker:
             if "done" in asked:
                 done: dict[str, Any] = asked["done"]
                 return done
-            self._send(self._answer(asked.pop("ask"), asked))
+            try:
+                answer = self._answer(asked.pop("ask"), asked)
+            except (BonobofsError, OSError) as error:
+                answer = {"failed": str(error)}
+            self._send(answer)
 
     # -- requests of the worker
 
@@ -154,9 +160,10 @@ class GitWorker:
         policy = self._authorizer.plain_policy
         return {"generation": state["generation"], "policy": policy, "leases": leases, "tracked": tracked}
 
-    def _published(self, agent_id: str = "") -> Any:
-        module = import_module("bonobofs.git.published_branches")
-        return module.PublishedBranches(self._session.home, _common_dir(), agent_id or self._authorizer.agent.id)
+    def _published(self, agent_id: str = "") -> PublishedBranches:
+        return PublishedBranches(
+            self._session.home, find_git_dirs(Path()).common, agent_id or self._authorizer.agent.id
+        )
 
     def _is_shared(self) -> bool:
         """True if another live session has a mount of the same source."""
@@ -169,7 +176,8 @@ class GitWorker:
 
     # -- the process
 
-    def _start(self) -> None:
+    def _start(self) -> list[str]:
+        """Start a worker, which recovers what an earlier one left. Return the refs that the earlier one had moved."""
         self._stop()
         owner = _owner()
         if not self._directory or not os.path.isdir(self._directory):
@@ -207,6 +215,7 @@ class GitWorker:
                     "publish", {"ref": ref, "old": old, "new": new, "recovered": True, "made": is_made}
                 )
         self._left.clear()
+        return [ref for _, ref, _, _, is_made in standing["standing"] if is_made]
 
     def _stop(self) -> None:
         if self._end is not None:
@@ -221,19 +230,24 @@ class GitWorker:
                 self._process.wait()
             self._process = None
 
-    def _abandon(self) -> None:
-        """Kill a worker that hangs or is dead, clean up after it, and record its open changes as unknown."""
+    def _abandon(self) -> list[str]:
+        """Kill a worker that hangs or is dead, and clean up after it. Return the refs that it has moved.
+
+        If it has moved none, its open changes are recorded as unknown.
+        """
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._stop()
+        moved: list[str] = []
         with suppress(OSError, GitError, EOFError):
-            self._start()
+            moved = self._start()
         for admission in self._open.values():
-            admission.details = {"end": "unknown"}
+            admission.details = {"end": "recovered" if moved else "unknown"}
             with suppress(OSError):
-                admission.end(errno.EOWNERDEAD)
+                admission.end(0 if moved else errno.EOWNERDEAD)
         self._open.clear()
+        return moved
 
     def _keep(self) -> None:
         write_document(self._file, {"directory": self._directory, "head": self._head})
@@ -280,23 +294,8 @@ def _owner() -> tuple[int, int] | None:
     return st.st_uid, st.st_gid
 
 
-def _git_dir() -> Path:
-    place = Path(".git")
-    if place.is_dir():
-        return place
-    return Path(place.read_text(encoding="utf-8", errors="surrogateescape").removeprefix("gitdir: ").rstrip("\n"))
-
-
-def _common_dir() -> Path:
-    git_dir = _git_dir()
-    with suppress(FileNotFoundError):
-        text = (git_dir / "commondir").read_text(encoding="utf-8", errors="surrogateescape")
-        return git_dir / text.strip()
-    return git_dir
-
-
 def _read_head() -> str:
     """Return HEAD of the source, or "" if the source is not the root of a work tree."""
-    with suppress(OSError):
-        return (_git_dir() / "HEAD").read_text(encoding="utf-8", errors="surrogateescape").strip()
+    with suppress(OSError, GitError):
+        return read_head(find_git_dirs(Path()).private)
     return ""

@@ -284,8 +284,7 @@ def is_read_otherwise(name: str) -> bool:
 
 
 def message(rules: Rules, text: str, issue: str | None) -> str | Refusal:
-    """Return the tidied message of a GitGuard commit, with `[ISSUE]` in front if that is missing, or its refusal."""
-    text = tidy(text)
+    """Return the message of a GitGuard commit, with `[ISSUE]` in front if that is missing, or its refusal."""
     if issue is not None and text and _BRACKETED.match(text) is None:
         prefixed = f"[{issue}] {text.lstrip()}"
         text = prefixed if rules.message_pattern.match(prefixed) else text
@@ -328,18 +327,6 @@ def is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return "\0" not in text
-
-
-def tidy(text: str) -> str:
-    """Normalize a message as git does: strip line ends, outer and repeated blank lines; end with a newline."""
-    lines: list[str] = []
-    for line in text.split("\n"):
-        line = line.rstrip(" \t\r\f\v")  # noqa: PLW2901 - the line as it is stored
-        if line or (lines and lines[-1]):
-            lines.append(line)
-    while lines and not lines[-1]:
-        lines.pop()
-    return "\n".join(lines) + "\n" if lines else ""
 
 
 class UpdateKind(StrEnum):

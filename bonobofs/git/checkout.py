@@ -7,30 +7,25 @@ driver or monitor that the source configures.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
-import stat
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.errors import GitError
-from bonobofs.files.workspace import Workspace
 from bonobofs.git.journal import JOURNAL, Journal, recover
-from bonobofs.git.repository import BRANCHES, ENVIRONMENT, SUBMODULE, Difference, Entry, Repository, find_git_dir
-from bonobofs.git.session_repository import Author, Owner, build, configuration, find, write_config
-from bonobofs.git.shared_head import prepared_index, read_head
+from bonobofs.git.repository import Difference, Entry, Repository
+from bonobofs.git.session_repository import Author, Owner, build, configuration, operations_in_progress, write_config
+from bonobofs.git.shared_head import Index
+from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, find_git_dirs, read_head, run_git
 from bonobofs.policy.decision import Permit
 from bonobofs.system.locks import locked
 
-_SECONDS: Final = 120
-"""Timeout of one git process."""
 _OPERATOR: Final = ("HOME", "XDG_CONFIG_HOME", "GNUPGHOME", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR", "TMPDIR")
 """Variables that git and its signing program need to find the operator's configuration and keys."""
 _SETTINGS: Final = {
@@ -46,15 +41,6 @@ _HARMLESS: Final = re.compile(
     r"|extensions\.(objectformat|partialclone)|merge\.(renames|directoryrenames|renamelimit)"
 )
 """Configuration keys of the source that change results and name no program. A session copies more keys."""
-_UNDER_WAY: Final = {
-    "MERGE_HEAD": "a merge",
-    "CHERRY_PICK_HEAD": "a cherry-pick",
-    "REVERT_HEAD": "a revert",
-    "rebase-merge": "a rebase",
-    "rebase-apply": "a rebase",
-    "BISECT_START": "a bisect",
-}
-"""Operation in progress, by the file or directory that git keeps during it."""
 _NOTHING: Final[Mapping[str, str]] = {}
 
 
@@ -87,11 +73,9 @@ class Checkout:
 
     def __init__(self, root: Path, home: Path) -> None:
         """`root` is the top of the work tree, `home` the state directory. Raises GitError if bonobofs cannot use it."""
-        git_dir = find_git_dir(root)
-        if git_dir is None or not git_dir.is_dir():
-            raise GitError(f"{root} is not the top of a git work tree", kind="no-repository")
+        dirs = find_git_dirs(root)
         self.root: Final = root
-        self.source: Final = git_dir
+        self.source: Final = dirs.private
         self.room, self.journal = _make_room(home / "git")
         self.objects: Final = self.room / "git/objects"
         self._environment = {
@@ -106,8 +90,8 @@ class Checkout:
             self._environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
         try:
             build(root, self.room / "git", Author("", ""), (), Path(os.devnull), Owner(os.geteuid(), os.getegid()))
-            self.repository: Final = Repository(git_dir, [self.objects])
-            entries = ((key, value) for key, value in configuration(find(root)) if _HARMLESS.fullmatch(key))
+            self.repository: Final = Repository(self.source, [self.objects])
+            entries = ((key, value) for key, value in configuration(dirs) if _HARMLESS.fullmatch(key))
             write_config(self.room / "git/config", [*entries, ("core.bare", "false"), ("gc.auto", "0")])
             alternate = os.fsencode(self.repository.common_dir / "objects")
             (self.objects / "info/alternates").write_bytes(alternate + b"\n")
@@ -138,18 +122,7 @@ class Checkout:
         if operator:
             del environment["GIT_CONFIG_NOSYSTEM"], environment["GIT_CONFIG_GLOBAL"]
             environment |= {name: os.environ[name] for name in _OPERATOR if name in os.environ}
-        command = ["git", *arguments]
-        try:
-            done = subprocess.run(
-                command, input=data, capture_output=True, check=False, timeout=_SECONDS, cwd=self.root, env=environment
-            )
-        except subprocess.TimeoutExpired as error:
-            raise GitError(f"git took longer than {_SECONDS} s; nothing was changed", kind="busy") from error
-        if done.returncode not in codes:
-            lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            text = lines[-1].removeprefix("fatal: ").removeprefix("error: ") if lines else f"exit {done.returncode}"
-            raise GitError(f"git: {text}", kind="unsupported")
-        return done.stdout
+        return run_git(*arguments, data=data, directory=self.root, environment=environment, codes=codes)
 
     def _read_head(self) -> Head:
         text = read_head(self.source)
@@ -162,11 +135,8 @@ class Checkout:
 
     def check_settled(self) -> None:
         """Raise GitError if a merge, rebase or other git operation is in progress in this checkout."""
-        for name, operation in _UNDER_WAY.items():
-            if (self.source / name).exists():
-                raise GitError(
-                    f"{operation} is in progress in this checkout; end it or abort it with git", kind="unmerged"
-                )
+        for operation in operations_in_progress(self.source):
+            raise GitError(f"{operation} is in progress in this checkout; end it or abort it with git", kind="unmerged")
 
     def status(self, *, untracked: bool = True, ignored: bool = False) -> Iterator[tuple[str, str]]:
         """Yield (code, path) of each changed path. The code has two letters, as in `git status --porcelain`."""
@@ -186,20 +156,24 @@ class Checkout:
             return self.run("hash-object", "-w", "-t", "tree", "--stdin").decode().strip()
         return self.run("rev-parse", "--verify", f"{commit}^{{tree}}").decode().strip()
 
-    def filtered(self, paths: Iterable[str], *options: str) -> list[str]:
-        """Return the paths with a `filter` attribute. `--cached` reads the attributes from the private index."""
-        data = joined(map(os.fsencode, paths))
-        words = iter(split(self.run("check-attr", *options, "-z", "--stdin", "filter", data=data)))
-        found = zip(words, words, words, strict=True)
-        return [path for path, _, value in found if value not in ("unspecified", "unset")]
+    def tidied(self, message: str) -> str:
+        """Return a message as git stores it: without trailing spaces and without outer and repeated blank lines."""
+        return self.run("stripspace", data=message.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
 
-    @contextmanager
-    def entered(self) -> Iterator[str]:
-        """Record a change of index or HEAD in the journal. Yield the token in the names of its temporary files."""
-        try:
-            yield self.journal.begin(self.source, self.repository.common_dir, ())
-        finally:
-            self.journal.end()
+    def filtered(self, paths: Iterable[str], commit: str = "") -> list[str]:
+        """Return the paths with a `filter` attribute, by the attributes of the work tree or of a commit."""
+        data, index = joined(map(os.fsencode, paths)), {"GIT_INDEX_FILE": str(self.room / "attributes")}
+        if commit:
+            self.run("read-tree", commit, more=index)
+        words = ("check-attr", *(["--cached"] if commit else []), "-z", "--stdin", "filter")
+        found = iter(split(self.run(*words, data=data, more=index if commit else _NOTHING)))
+        return [
+            path for path, _, value in zip(found, found, found, strict=True) if value not in ("unspecified", "unset")
+        ]
+
+    def writing(self, *updates: tuple[str, str, str]) -> AbstractContextManager[str]:
+        """Record a change of index or HEAD in the journal. Yields the token in the names of its temporary files."""
+        return self.journal.writing(self.source, self.repository.common_dir, updates)
 
     def new_objects(self) -> list[Path]:
         """Return the new loose objects, relative to the object directory."""
@@ -302,9 +276,6 @@ def joined(records: Iterable[bytes]) -> bytes:
     return b"".join(record + b"\0" for record in records)
 
 
-_FRESH: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 class IndexUpdate:
     """Update of the index only. The files in the work tree already have the committed content."""
 
@@ -315,144 +286,93 @@ class IndexUpdate:
         self.differences: Final = [one._replace(old=None if was is None else Entry(*was)) for one, was in found]
         self._checkout: Final = checkout
 
-    def apply(self, permit: Permit) -> None:  # noqa: ARG002 - no change without one
-        """Change the index. Raises GitError if another process holds its lock."""
+    @contextmanager
+    def apply(self, permit: Permit) -> Iterator[Callable[[], None]]:  # noqa: ARG002 - no change without one
+        """Lock the index, and yield the function that changes it. Raises GitError if another process holds its lock."""
         checkout = self._checkout
         with (
-            checkout.entered() as token,
-            prepared_index(checkout.source, checkout.room / "index", token, self.differences, keep=True) as index,
+            checkout.writing() as token,
+            Index(checkout.source, checkout.room / "index", token, self.differences, keep=True) as index,
         ):
-            index.replace()
+            index.lock()
+            yield index.install
 
 
 class TreeUpdate:
     """Update of files and index from one commit to another. The checkout must be clean."""
 
-    def __init__(self, checkout: Checkout, workspace: Workspace, old: str, new: str) -> None:
-        """Check and export the update. Raises GitError, of kind `untracked` if an untracked file is in the way."""
+    def __init__(self, checkout: Checkout, old: str, new: str) -> None:
+        """Check the update. Raises GitError, of kind `untracked` if an untracked file is in the way."""
         self._checkout: Final = checkout
-        self._workspace: Final = workspace
-        self._owner: Final = os.fstat(workspace.descriptor)
         self.differences: Final = list(checkout.repository.differences(old, new))
-        trees = checkout.tree_of(old), checkout.tree_of(new)
+        self._trees: Final = checkout.tree_of(old), checkout.tree_of(new)
         checkout.run("update-index", "-q", "--refresh", codes=(0, 1))
-        try:
-            checkout.run("read-tree", "-m", "-u", "--dry-run", *trees)
-        except GitError as error:
-            raise GitError(str(error), kind="untracked") from error
-        self._known: Final = {one.path: self._look(one.path) for one in self.differences}
-        leaving = {one.path for one in self.differences if one.new is None}
-        for one in self.differences:
-            if one.old is None and self._is_in_the_way(one.path, leaving):
-                raise GitError(f"{os.fsdecode(one.path)} would be overwritten, and is not tracked", kind="untracked")
-        checkout.run("read-tree", "-i", "-m", *trees)
-        self._export: Final = checkout.room / "export"
-        self._export.mkdir()
         if any(record.startswith("S ") for record in split(checkout.run("ls-files", "-t", "-z"))):
             raise GitError("GitGuard does not switch a sparse checkout; use git in a mount", kind="unsupported")
-        # git leaves the checkout of a submodule as it is, and so do we.
-        self._steps: Final = [one for one in self.differences if not _is_submodule(one)]
-        paths = joined(one.path for one in self._steps if one.new is not None)
-        checkout.run("checkout-index", "-z", "--stdin", f"--prefix={self._export}/", data=paths)
+        try:
+            checkout.run("read-tree", "-m", "-u", "--dry-run", *self._trees)
+        except GitError as error:
+            raise GitError(str(error), kind="untracked") from error
+        leaving = {os.fsdecode(one.path) for one in self.differences if one.new is None}
+        for one in self.differences:
+            if one.old is None and self._is_in_the_way(os.fsdecode(one.path), leaving):
+                raise GitError(f"{os.fsdecode(one.path)} would be overwritten, and is not tracked", kind="untracked")
 
-    def apply(self, permit: Permit) -> None:
-        """Change files, then the index. Raises GitError if a file was changed meanwhile or the index is locked."""
+    @contextmanager
+    def apply(self, permit: Permit) -> Iterator[Callable[[], None]]:  # noqa: ARG002 - no change without one
+        """Lock the index, change the files, and yield the function that changes the index.
+
+        After an error, the files are as before. Raises GitError if a file was changed meanwhile or the index is locked.
+        """
         checkout = self._checkout
         with (
-            checkout.entered() as token,
-            prepared_index(checkout.source, checkout.room / "index", token, self.differences, keep=False) as index,
+            checkout.writing() as token,
+            Index(checkout.source, checkout.room / "index", token, self.differences, keep=False) as index,
         ):
-            # Deletions first: a file may become a directory.
-            for one in sorted(self._steps, key=lambda one: (one.new is not None, one.path)):
-                path = os.fsdecode(one.path)
-                if self._look(one.path) != self._known[one.path]:
-                    raise GitError(f"{path} was changed meanwhile", kind="dirty", paths=(path,))
-                self._put(path, None if one.new is None else self._export / path, permit)
-            index.replace()
-
-    def _look(self, path: bytes) -> tuple[int, ...] | None:
-        """Return the fingerprint (inode, size, mtime) of a work tree file, or None if it is missing or a directory."""
-        above, _, name = os.fsdecode(path).rpartition("/")
-        try:
-            directory = self._workspace.open_directory(above)
-        except OSError:
-            return None  # a parent is a file or a symlink
-        try:
-            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-        finally:
-            os.close(directory)
-        return None if stat.S_ISDIR(found.st_mode) else (found.st_ino, found.st_size, found.st_mtime_ns)
-
-    def _is_in_the_way(self, path: bytes, leaving: set[bytes]) -> bool:
-        """True if `path` is a file, or a directory with files not in `leaving`. Ignored files count."""
-        root = os.fsencode(self._checkout.root)
-        if self._known[path] is not None:
-            return True
-        below = (os.path.join(at, name) for at, _, names in os.walk(os.path.join(root, path)) for name in names)
-        return any(os.path.relpath(name, root) not in leaving for name in below)
-
-    def _put(self, path: str, source: Path | None, permit: Permit) -> None:  # noqa: ARG002 - no change without one
-        """Replace a path by an exported file. With None, remove the path and the parents that become empty."""
-        above, _, name = path.rpartition("/")
-        with suppress(FileNotFoundError):
-            directory = self._directory(above, make=source is not None)
+            index.lock()
+            missing = self._missing_directories()
             try:
-                _remove(directory, name)
-                if source is not None:
-                    self._create(directory, name, source)
-            finally:
-                os.close(directory)
-        while source is None and above:
-            above, _, name = above.rpartition("/")
-            try:
-                directory = self._directory(above, make=False)
-                try:
-                    os.rmdir(name, dir_fd=directory)
-                finally:
-                    os.close(directory)
-            except OSError:
-                return
-
-    def _directory(self, path: str, *, make: bool) -> int:
-        """Open a directory, optionally making it and its parents. The caller closes the descriptor."""
-        try:
-            return self._workspace.open_directory(path)
-        except FileNotFoundError:
-            if not make:
+                checkout.run("read-tree", "-m", "-u", *self._trees)
+                yield index.install
+            except BaseException:
+                if index.is_locked:
+                    self._restore()
                 raise
-        above, _, name = path.rpartition("/")
-        directory = self._directory(above, make=True)
-        try:
-            os.mkdir(name, dir_fd=directory)
-            give(Path(f"/proc/self/fd/{directory}", name), self._owner)
-        finally:
-            os.close(directory)
-        return self._workspace.open_directory(path)
+            finally:
+                owner = os.stat(checkout.root)
+                files = (checkout.root / os.fsdecode(one.path) for one in self.differences)
+                for place in (*missing, *files):
+                    with suppress(FileNotFoundError, NotADirectoryError):
+                        give(place, owner)
 
-    def _create(self, directory: int, name: str, source: Path) -> None:
-        found = os.lstat(source)
-        if stat.S_ISLNK(found.st_mode):
-            os.symlink(os.readlink(source), name, dir_fd=directory)
-        else:
-            mode = 0o777 if found.st_mode & stat.S_IXUSR else 0o666
-            descriptor = os.open(name, _FRESH, mode, dir_fd=directory)
-            with open(descriptor, "wb") as file, open(source, "rb") as content:
-                shutil.copyfileobj(content, file)
-        give(Path(f"/proc/self/fd/{directory}", name), self._owner)
+    def _missing_directories(self) -> set[Path]:
+        """Return the directories that the update creates."""
+        above = (place for one in self.differences for place in Path(os.fsdecode(one.path)).parents[:-1])
+        return {self._checkout.root / place for place in above if not (self._checkout.root / place).is_dir()}
+
+    def _restore(self) -> None:
+        """Bring the changed files back to the old commit."""
+        run, index = self._checkout.run, {"GIT_INDEX_FILE": str(self._checkout.room / "restore")}
+        old, new = (joined(_lines(self.differences, end)) for end in (1, 2))
+        run("update-index", "-z", "--index-info", data=old, more=index)
+        tree = run("write-tree", "--missing-ok", more=index).decode().strip()
+        run("read-tree", "--empty", more=index)
+        run("update-index", "-z", "--index-info", data=new, more=index)
+        run("read-tree", "--reset", "-u", tree, more=index)
+
+    def _is_in_the_way(self, path: str, leaving: set[str]) -> bool:
+        """True if `path` is a file, or a directory with files not in `leaving`. Ignored files count."""
+        root = self._checkout.root
+        place = root / path
+        if os.path.lexists(place) and (place.is_symlink() or not place.is_dir()):
+            return path not in leaving
+        below = (Path(above, name) for above, _, names in os.walk(place) for name in names)
+        return any(str(name.relative_to(root)) not in leaving for name in below)
 
 
-def _is_submodule(difference: Difference) -> bool:
-    return any(entry is not None and entry.mode == SUBMODULE for entry in difference[1:])
-
-
-def _remove(directory: int, name: str) -> None:
-    try:
-        os.unlink(name, dir_fd=directory)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        if error.errno not in (errno.EISDIR, errno.EPERM):
-            raise
-        os.rmdir(name, dir_fd=directory)
+def _lines(differences: Iterable[Difference], end: int) -> Iterator[bytes]:
+    """Yield input of `git update-index --index-info` for the old (1) or new (2) entries."""
+    for difference in differences:
+        entry = difference[end]
+        if isinstance(entry, Entry):
+            yield b"%o %s\t%s" % (entry.mode, entry.oid.encode(), difference.path)

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -58,12 +57,12 @@ from bonobofs.git.checkout import (
     split,
     status_of,
 )
+from bonobofs.git.journal import HEAD
 from bonobofs.git.publication import Publisher, RefUpdate
-from bonobofs.git.published_branches import PublishedBranches
-from bonobofs.git.repository import BRANCHES
-from bonobofs.git.shared_head import is_checked_out_elsewhere, replace_head
+from bonobofs.git.shared_head import Head, is_checked_out_elsewhere
+from bonobofs.git.source_refs import BRANCHES, PublishedBranches
 from bonobofs.git.tree_changes import TreeChanges, named, unfit
-from bonobofs.policy.decision import Code, Denied
+from bonobofs.policy.decision import Code, Denied, Permit
 from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
 
 __all__ = [
@@ -138,17 +137,17 @@ class _Operation:
         if is_checked_out_elsewhere(checkout.source, checkout.repository.common_dir, BRANCHES + branch):
             self.demand(branch_rules.CHECKED_OUT)
 
-    def update(self, workspace: Workspace, old: str, new: str) -> TreeUpdate:
+    def update(self, old: str, new: str) -> TreeUpdate:
         """Return the update of the checkout to another commit. Raises Refused for local changes and git filters."""
         self.demand_clean()
         try:
-            update = TreeUpdate(self.checkout, workspace, old, new)
+            update = TreeUpdate(self.checkout, old, new)
         except GitError as error:
             if error.kind == "untracked":
                 self.demand(branch_rules.CLEAN, message=str(error))
             raise
         paths = [named(one.path) for one in update.differences]
-        for path in (*self.checkout.filtered(paths), *self.checkout.filtered(paths, "--cached")):
+        for path in (*self.checkout.filtered(paths), *self.checkout.filtered(paths, new)):
             self.demand(_FILTER, path)
         return update
 
@@ -167,7 +166,10 @@ class _Operation:
     def publish(
         self, branch: str, old: str, new: str, issue: str | None, update: TreeUpdate | IndexUpdate | None = None
     ) -> None:
-        """Authorize, apply `update`, then move the branch. Raises Refused, GitError without moving the branch."""
+        """Authorize the move of a branch and make it, with an update of the checkout.
+
+        Raises Refused, GitError without moving the branch; IncompleteError if a step after the move fails.
+        """
         checkout, session = self.checkout, self.session
         objects = checkout.new_objects()
         publisher = Publisher(
@@ -178,6 +180,19 @@ class _Operation:
             journal=checkout.journal,
             turn=session.change_lock,
         )
+
+        @contextmanager
+        def follow(permit: Permit) -> Iterator[Callable[[], None]]:
+            with ExitStack() as stack:
+                complete = None if update is None else stack.enter_context(update.apply(permit))
+
+                def finish() -> None:
+                    if complete is not None:
+                        complete()
+                    checkout.give_back(branch, objects)
+
+                yield finish
+
         publisher.publish(
             [RefUpdate(BRANCHES + branch, old, new)],
             issue=issue,
@@ -185,20 +200,22 @@ class _Operation:
             details={"hash": new},
             caller=self.caller,
             touches=() if update is None else touched(update),
-            follow=None if update is None else update.apply,
-            then=lambda _published: checkout.give_back(branch, objects),
+            follow=follow,
         )
 
-    def move_head(self, branch: str, commit: str) -> None:
-        """Set HEAD of the checkout to a branch. Raises GitError if another process moved HEAD or holds its lock."""
+    @contextmanager
+    def moving_head(self, branch: str, commit: str) -> Iterator[Head]:
+        """Lock HEAD of the checkout, and yield the change to a branch. Raises GitError if it was moved or is locked."""
         checkout = self.checkout
         head = checkout.head
-        who = "{} <{}>".format(*identity(self.session.guard.agent, self.rules))
-        log = f"{head.commit or '0' * len(commit)} {commit} {who} {int(time.time())} +0000\t"
-        log += f"checkout: moving from {head.branch or head.commit} to {branch}\n"
-        old = f"ref: {BRANCHES}{head.branch}" if head.branch else head.commit
-        with checkout.entered() as token:
-            replace_head(checkout.source, token, old, f"ref: {BRANCHES}{branch}", log)
+        person = identity(self.session.guard.agent, self.rules)
+        old, new = f"ref: {BRANCHES}{head.branch}" if head.branch else head.commit, f"ref: {BRANCHES}{branch}"
+        with (
+            checkout.writing((HEAD, old, new)) as token,
+            Head(checkout.source, token, (old, new), (head.commit, commit), person) as replacement,
+        ):
+            replacement.lock()
+            yield replacement
 
     def write_commit(self, tree: str, parents: Sequence[str], message: str) -> str:
         """Write a commit of the agent and return its id. The policy, else the operator's config, decides on signing."""
@@ -272,16 +289,18 @@ class GitGuard(Closing):
             commit = call.commit_of(branch_name, branch_rules.BRANCH)
             call.demand_here(branch_name)
             old = call.checkout.head
-            update = call.update(self._workspace, old.commit, commit)
+            update = call.update(old.commit, commit)
             details = {"from": old.branch or old.commit, "hash": commit, TOUCHES: [".git/", *touched(update)]}
             parts = self._parts(call, update, old.commit)
             authorize = self._session.guard.authorize
             with (
                 self._session.change_lock,
                 authorize(call.request, NO_FACTS, *parts, caller=caller, details=details, guard="git") as permit,
+                call.moving_head(branch_name, commit) as head,
+                update.apply(permit) as complete,
             ):
-                update.apply(permit)
-                call.move_head(branch_name, commit)
+                complete()
+                head.install()
                 call.checkout.give_back(branch_name)
 
     checkout_branch = as_result(guarded_checkout_branch)
@@ -301,7 +320,7 @@ class GitGuard(Closing):
                 raise GitError("HEAD is detached; check out a branch first", kind="detached")
             if call.rules.protects(head.branch):
                 call.demand(branch_rules.protected(call.rules))
-            text = branch_rules.message(call.rules, message, issue)
+            text = branch_rules.message(call.rules, call.checkout.tidied(message), issue)
             if self._issue is not None and issue_id not in ("", self._issue):
                 text = branch_rules.bad_message(call.rules, "names the issue that it is for, and no other")
             if isinstance(text, Refusal):
@@ -354,7 +373,7 @@ class GitGuard(Closing):
         update = None
         if call.checkout.head.branch == target:
             call.checkout.check_settled()
-            update = call.update(self._workspace, ours, made)
+            update = call.update(ours, made)
         call.publish(target, ours, made, self._issue, update)
 
     def _merge_message(self, call: _Operation, source: str, target: str, strategy: str) -> str:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from bonobofs.errors import BonobofsError, reason
 from bonobofs.git.command_line import Git, Line, contacts_remote, named, only_reads, resolve, split
+from bonobofs.git.source_refs import SUBMODULE, SYMLINK
 from bonobofs.ipc.client import call, call_with
 from bonobofs.policy.decision import Refused, as_document
 from bonobofs.state.home import GUARD_SOCKET
@@ -153,8 +154,6 @@ def _by_code(told: dict[str, Any]) -> tuple[str, str]:
 
 
 GONE: Final = 0
-SUBMODULE: Final = 0o160000
-SYMLINK: Final = 0o120000
 _HEAD_BYTES: Final = 8
 _LARGE: Final = 1 << 20
 """Blob size in bytes from which the preflight sends no first bytes. The mount judges them at the write."""

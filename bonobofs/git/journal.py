@@ -1,9 +1,8 @@
 """Write-ahead journal of a publication, so that another process can clean up after a killed writer.
 
     journal = Journal(directory / JOURNAL)
-    journal.begin(git_dir, common_dir, updates)
-    ...
-    journal.end()
+    with journal.writing(git_dir, common_dir, updates) as token:
+        ...
 
     recover(directory / JOURNAL)    # after the writer's death, by any process that may write to the repository
 
@@ -14,14 +13,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
+from bonobofs.git.source_refs import read_head, read_ref
 from bonobofs.system.locks import lock, never
 
 JOURNAL: Final = "journal.json"
@@ -30,7 +29,6 @@ HEAD: Final = "HEAD"
 _MOST_LOCK_BYTES: Final = 100
 _SLACK: Final = 1.0
 """Seconds by which the clock of a file system may lag."""
-_OBJECT_ID: Final = re.compile(r"[0-9a-f]{40}")
 
 
 class Leftover(NamedTuple):
@@ -52,33 +50,38 @@ class Journal:
         self._file: Final[IO[str]] = file.open("a+", encoding="utf-8")
         lock(self._file.fileno(), retry=never)
         self._begun: Final[list[list[list[Any]]]] = []
-        self._places = Path(), Path()
-        self._since: Any = 0.0
+        self._since = 0.0
 
-    def begin(self, git_dir: Path, common_dir: Path, updates: Sequence[tuple[Any, ...]]) -> str:
-        """Record the intended updates and sync. `updates` begin with (ref, old, new). Each `begin` needs an `end`.
+    @contextmanager
+    def writing(self, git_dir: Path, common_dir: Path, updates: Sequence[tuple[Any, ...]]) -> Iterator[str]:
+        """Record the intended updates, sync, and yield the token. `updates` begin with (ref, old, new).
 
-        Returns:
-            The token.
+        The end of the outermost block removes the temporary files and clears the journal. After an EOFError, which
+        says that the companion is gone, the journal stays for its successor.
         """
         self._begun.append([list(update[:3]) for update in updates])
-        self._places = git_dir, common_dir
+        self._since = self._since if len(self._begun) > 1 else time.time()
         document = {
             "token": self.token,
             "git_dir": os.path.abspath(git_dir),
             "common_dir": os.path.abspath(common_dir),
             "updates": [update for each in self._begun for update in each],
-            "began": self._since if len(self._begun) > 1 else time.time(),
+            "began": self._since,
         }
-        self._since = document["began"]
         self._write(json.dumps(document))
-        return self.token
+        try:
+            yield self.token
+        except EOFError:
+            raise
+        except BaseException:
+            self._end(git_dir, common_dir)
+            raise
+        self._end(git_dir, common_dir)
 
-    def end(self) -> None:
-        """End the innermost `begin`. The end of the outermost removes the temporary files and clears the journal."""
+    def _end(self, git_dir: Path, common_dir: Path) -> None:
         self._begun.pop()
         if not self._begun:
-            _remove_temporaries(*self._places, self.token)
+            _remove_temporaries(git_dir, common_dir, self.token)
             self._write("")
 
     def clear(self) -> None:
@@ -127,24 +130,11 @@ def recover(file: Path) -> list[Leftover]:
         return [Leftover(ref, old, new, read_ref(common, ref) == new) for ref, old, new in updates if ref != HEAD]
 
 
-def read_ref(common: Path, ref: str) -> str:
-    """Return the object id of a ref, or "" if it is missing or symbolic."""
-    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        text = (common / ref).read_text(encoding="ascii", errors="replace").strip()
-        return text if _OBJECT_ID.fullmatch(text) else ""
-    with suppress(FileNotFoundError), (common / "packed-refs").open(encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            if line[41:].rstrip("\n") == ref and _OBJECT_ID.fullmatch(line[:40]):
-                return line[:40]
-    return ""
-
-
 def _finish_head(git_dir: Path, token: str, old: str, new: str) -> None:
     """Set HEAD to `new` if the writer replaced the index and HEAD still is `old`."""
     with suppress(FileNotFoundError):
         index = git_dir / f"bonobofs-{token}.index"
-        head = (git_dir / HEAD).read_text(encoding="utf-8", errors="surrogateescape").strip()
-        if head == old and index.samefile(git_dir / "index"):
+        if read_head(git_dir) == old and index.samefile(git_dir / "index"):
             copy = git_dir / f"bonobofs-{token}.last"
             copy.write_text(f"{new}\n", encoding="utf-8", errors="surrogateescape")
             copy.rename(git_dir / HEAD)

@@ -1,11 +1,11 @@
 """Publication: judge, record and atomically move branches and tags of the source.
 
-    publisher = Publisher(authorizer, Repository(git_dir, [objects]), branches)
+    publisher = Publisher(authorizer, Repository(git_dir, [objects]), branches, journal=journal, objects=objects)
     published = publisher.publish([RefUpdate("refs/heads/aidlc/gt-17", old, new)], issue="gt-17")
 
 A call publishes all of its updates or none. The objects are in the source's object store, or in an object directory
 from which the publisher adds them. A denial by a rule or the policy raises Refused, a PermissionError. A failure of the
-repository raises GitError. In both cases, no ref of the source has changed, unless `then` raised the error.
+repository raises GitError. In both cases, no ref of the source has changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 import pygit2
 
 from bonobofs.audit.entry import TOUCHES
-from bonobofs.enforcement.authorizer import Authorizer, Caller, RelatedChange
-from bonobofs.errors import GitError
+from bonobofs.enforcement.authorizer import Authorizer, Caller, RelatedChange, mark_recorded
+from bonobofs.errors import BonobofsError, GitError
 from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import (
     BranchContext,
@@ -37,9 +37,9 @@ from bonobofs.git.branch_rules import (
     rules_of,
 )
 from bonobofs.git.journal import Journal
-from bonobofs.git.published_branches import Branches
-from bonobofs.git.repository import BRANCHES, REMOTES, TAGS, Difference, Repository
-from bonobofs.git.shared_head import is_checked_out_elsewhere, read_head
+from bonobofs.git.repository import Difference, Repository
+from bonobofs.git.shared_head import is_checked_out_elsewhere
+from bonobofs.git.source_refs import BRANCHES, REMOTES, TAGS, Branches, read_head
 from bonobofs.git.tree_changes import TreeChanges
 from bonobofs.policy.decision import Denied, Permit
 from bonobofs.policy.request import NO_FACTS, Operation, Request, WorkspacePath
@@ -78,6 +78,36 @@ class Published(NamedTuple):
     """New commits, parents first."""
 
 
+class IncompleteError(BonobofsError):
+    """The refs have moved, but a later step failed: the checkout, the register of publishers, or the record."""
+
+    def __init__(self, published: Sequence[Published], failures: Sequence[str]) -> None:
+        names = ", ".join(f"{update.ref} is at {update.new or 'no commit'}" for update in published)
+        super().__init__(f"{names}, but a later step failed: {'; '.join(failures)}")
+        self.published: Final = published
+        self.failures: Final = failures
+
+
+CheckoutUpdate = Callable[[Permit], AbstractContextManager[Callable[[], None]]]
+"""Prepare the update of a checkout. The context yields the function that completes it after the refs have moved, and
+undoes it after an error."""
+
+
+@contextmanager
+def _no_checkout(_: Permit) -> Iterator[Callable[[], None]]:
+    """Update no checkout."""
+    yield lambda: None
+
+
+@contextmanager
+def _collected(failures: list[str]) -> Iterator[None]:
+    """Append an error of the block to `failures`."""
+    try:
+        yield
+    except (OSError, BonobofsError, pygit2.GitError) as error:
+        failures.append(str(error))
+
+
 class _Move(NamedTuple):
     published: Published
     parts: list[RelatedChange]
@@ -103,23 +133,20 @@ class Publisher:
         repository: Repository,
         branches: Branches,
         *,
-        objects: Path | None = None,
-        journal: Journal | None = None,
-        touches: Sequence[str] = (".git/",),
+        journal: Journal,
+        objects: Path,
         turn: AbstractContextManager[object] = _NO_TURN,
     ) -> None:
         """`objects` is an object directory whose content is added to the source once the updates are authorized.
 
-        `repository` must have been opened with it. `touches` lists the directories of the source, relative to its root,
-        in which publication changes files. `turn` is a lock. It is held during each call of the authorizer, and from
-        intent to outcome.
+        `repository` must have been opened with it. `turn` is a lock. It is held during each call of the authorizer, and
+        from intent to outcome.
         """
         self._authorizer: Final = authorizer
         self._repository: Final = repository
         self._branches: Final = branches
         self._objects: Final = objects
         self._journal: Final = journal
-        self._touches: Final = list(touches)
         self._turn: Final = turn
         self._rules: Final = rules_of(authorizer.policy.document)
         self._own: Final = identity(authorizer.agent, self._rules)
@@ -128,7 +155,7 @@ class Publisher:
         self._elsewhere: Final[dict[str, frozenset[str]]] = {}
         """{tip: commits that it reaches and no branch of the source does}"""
 
-    def publish(  # noqa: PLR0913 - what is published, what the record tells of it, and what goes with it
+    def publish(
         self,
         updates: Sequence[RefUpdate],
         *,
@@ -137,51 +164,68 @@ class Publisher:
         details: dict[str, Any] | None = None,
         caller: Caller = PUSH,
         touches: Sequence[str] = (),
-        follow: Callable[[Permit], None] | None = None,
-        then: Callable[[list[Published]], None] | None = None,
+        follow: CheckoutUpdate = _no_checkout,
     ) -> list[Published]:
-        """Judge, record and make the updates. Raises Refused, GitError, OSError.
+        """Judge, record and make the updates. Raises Refused, GitError, OSError; then no ref has moved.
 
         `operation` and `details` go into the entries. `touches` lists further paths that the publication changes.
-        `follow` runs after the updates are authorized and the objects stored, before any ref moves. An exception of
-        `follow` aborts the publication. `then` runs after the refs have moved, before the outcome is recorded.
+        `follow` prepares the update of a checkout when the updates are authorized and the objects are stored. An error
+        of it aborts the publication.
+
+        IncompleteError: the refs have moved, and a later step failed. The outcome is a success, with the error.
         """
-        told = {"updates": [update._asdict() for update in updates[:MOST_UPDATES]]}
-        caller = caller._replace(details={**told, **caller.details})
+        intended = {"updates": [update._asdict() for update in updates[:MOST_UPDATES]]}
+        caller = caller._replace(details={**intended, **caller.details})
         if not 0 < len(updates) <= MOST_UPDATES or len({update.ref for update in updates}) != len(updates):
             self._refuse(branch_rules.LIMIT.of(operation), caller)
         moves = [self._judge(update, issue, operation, caller) for update in updates]
         published = [move.published for move in moves]
         parts = list(dict.fromkeys(part for move in moves for part in move.parts))
         entry = {**self._recorded(published, parts), **({"issue": issue} if issue else {}), **(details or {})}
-        entry[TOUCHES] = [*self._touches, *touches]
+        entry[TOUCHES] = [".git/", *touches]
         request = Request(operation, WorkspacePath(""))
-        common = self._repository.common_dir
-        with (
-            self._turn,
-            self._authorizer.authorize(request, NO_FACTS, *parts, caller=caller, details=entry, guard=GUARD) as permit,
-        ):
-            journal = self._journal
-            if journal is not None:
-                journal.begin(self._repository.git_dir, common, published)
+        authorize = self._authorizer.authorize
+        with self._turn:
+            admission = authorize(request, NO_FACTS, *parts, caller=caller, details=entry, guard=GUARD)
             try:
-                token = str(os.getpid()) if journal is None else journal.token
-                self._add_objects(token)
-                if follow is not None:
-                    follow(permit)
-                self._move_refs(published, operation.value)
-                # An error of the steps below leaves the refs moved, so the publisher is stored first.
-                for one in published:
-                    if one.ref.startswith(BRANCHES):
-                        self._branches.note(one.ref, one.new)
-                sync_refs(common, [one.ref for one in published if one.new])
-                self._add_objects(token)  # git gc may have removed objects that nothing referred to
-                if then is not None:
-                    then(published)
-            finally:
-                if journal is not None:
-                    journal.end()
+                failures = self._make(published, operation, follow, admission.permit)
+            except BaseException as error:
+                admission.__exit__(type(error), error, error.__traceback__)
+                raise
+            admission.details = {"incomplete": failures} if failures else None
+            with _collected(failures):
+                admission.end(0)
+        if failures:
+            incomplete = IncompleteError(published, failures)
+            mark_recorded(incomplete)
+            raise incomplete
         return published
+
+    def _make(
+        self, published: list[Published], operation: Operation, follow: CheckoutUpdate, permit: Permit
+    ) -> list[str]:
+        """Store the objects, move the refs and take the later steps. Return the errors of the later steps."""
+        common, failures, is_moved = self._repository.common_dir, list[str](), False
+        try:
+            with self._journal.writing(self._repository.git_dir, common, published) as token:
+                self._add_objects(token)
+                with follow(permit) as complete:
+                    self._move_refs(published, operation.value)
+                    is_moved = True
+                    with _collected(failures):
+                        complete()
+                    with _collected(failures):
+                        for update in published:
+                            if update.ref.startswith(BRANCHES):
+                                self._branches.note(update.ref, update.new)
+                    with _collected(failures):
+                        sync_refs(common, [update.ref for update in published if update.new])
+                        self._add_objects(token)  # git gc may have removed objects that nothing referred to
+        except (OSError, BonobofsError) as error:
+            if not is_moved:
+                raise
+            failures.append(str(error))
+        return failures
 
     # -- judging
 
@@ -197,7 +241,9 @@ class Publisher:
             branch_rules.judge_branch(self._rules, ref[len(BRANCHES) :], context), operation, caller, f"Branch: {ref}."
         )
         commits = self._new_commits(new, context.current, operation, caller)
-        merges = not commits or any(len(self._parents(oid)) > 1 for oid in commits)
+        merges = not commits or any(
+            (each := self._repository.commit(oid)) and len(each.parent_ids) > 1 for oid in commits
+        )
         kind = branch_rules.kind_of(context, merges=merges)
         resets = kind == UpdateKind.FORCE and not commits
         self._demand_role(Operation.RESET if resets else branch_rules.OPERATIONS[kind], caller)
@@ -259,7 +305,6 @@ class Publisher:
             self._own, issue, int(time.time()), self._parent_time, lambda commit: self._originals(commit, roots)
         )
         changes = TreeChanges(self._repository, operation)
-        new = set(commits)
         parts: list[RelatedChange] = []
         for oid in commits:
             commit = branch_rules.read_commit(oid, self._repository.bytes_of(oid))
@@ -271,7 +316,8 @@ class Publisher:
             self._demand(refusal, operation, caller, f"Commit: {oid}.")
             assert commit is not None
             first = commit.parents[0] if commit.parents else ""
-            others = [parent for parent in commit.parents[1:] if parent not in new and self._is_published(parent)]
+            reaches = self._repository.reaches
+            others = [each for each in commit.parents[1:] if any(reaches(tip, each) for tip in self._tips)]
             found = self._unpublished(self._repository.differences(first, oid), first, others)
             parts += self._questions(changes, found, first, operation, caller, len(parts))
         for before, found in self._wholes(current, tip):
@@ -332,18 +378,11 @@ class Publisher:
             self._refuse(denied, caller)
         return list(changes.parts(found, before))
 
-    def _is_published(self, commit: str) -> bool:
-        return any(self._repository.reaches(tip, commit) for tip in self._tips)
-
     def _is_of_a_branch(self, commit: str, tip: str) -> bool:
         """True if a branch of the source already reaches the commit."""
         if tip not in self._elsewhere:
             self._elsewhere[tip] = frozenset(self._repository.new_commits(tip, self._repository.heads(), MOST_COMMITS))
         return commit not in self._elsewhere[tip]
-
-    def _parents(self, oid: str) -> list[pygit2.Oid]:
-        commit = self._repository.commit(oid)
-        return [] if commit is None else list(commit.parent_ids)
 
     def _parent_time(self, commit: CommitRecord) -> int:
         parents = (self._repository.commit(parent) for parent in commit.parents)
@@ -394,8 +433,7 @@ class Publisher:
         }
 
     def _add_objects(self, token: str) -> None:
-        if self._objects is not None:
-            add_objects(self._objects, self._repository.common_dir / "objects", token)
+        add_objects(self._objects, self._repository.common_dir / "objects", token)
 
     def _move_refs(self, published: Sequence[Published], message: str) -> None:
         """Move all refs or none. Raises GitError if another process moved a ref or holds its lock."""

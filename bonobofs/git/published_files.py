@@ -15,11 +15,12 @@ from typing import Any, Final
 
 from bonobofs.git.branch_rules import Rules
 from bonobofs.git.repository import Repository
+from bonobofs.git.source_refs import EXECUTABLE, FILE, SYMLINK
 from bonobofs.system.paths import open_directory_beneath
 
 KEPT: Final = 1
 """Same value as in `fuse.git_grants`, which this package does not import."""
-_MODES: Final = (0o100644, 0o100755, 0o120000)
+_MODES: Final = (FILE, EXECUTABLE, SYMLINK)
 NOT_PUBLISHED: Final = "no protected branch has this content there now"
 CHANGED: Final = "the file has changes that no commit has"
 
@@ -77,11 +78,11 @@ class Stage:
                 return None, 0, ""
             mark = [st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns]
             if stat.S_ISLNK(st.st_mode):
-                return mark, 0o120000, _blob_id(os.fsencode(os.readlink(name, dir_fd=directory)))
+                return mark, SYMLINK, _blob_id(os.fsencode(os.readlink(name, dir_fd=directory)))
             if not stat.S_ISREG(st.st_mode):
                 return mark, 0, ""
             with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory), "rb") as file:
-                return mark, 0o100755 if st.st_mode & 0o100 else 0o100644, _blob_id(file.read())
+                return mark, EXECUTABLE if st.st_mode & 0o100 else FILE, _blob_id(file.read())
         except FileNotFoundError:
             return None, 0, ""
         finally:

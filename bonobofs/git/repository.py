@@ -14,29 +14,9 @@ from pygit2.enums import ObjectType, Option
 
 from bonobofs.errors import GitError
 from bonobofs.git.branch_rules import Rules
+from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, TREE, find_common_dir
 from bonobofs.policy.request import HEAD_BYTES
 
-BRANCHES: Final = "refs/heads/"
-TAGS: Final = "refs/tags/"
-REMOTES: Final = "refs/remotes/"
-
-TREE: Final = 0o040000
-FILE: Final = 0o100644
-EXECUTABLE: Final = 0o100755
-SYMLINK: Final = 0o120000
-SUBMODULE: Final = 0o160000
-
-ENVIRONMENT: Final = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "LC_ALL": "C",
-    "HOME": "/nonexistent",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-    "GIT_NO_REPLACE_OBJECTS": "1",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_TERMINAL_PROMPT": "0",
-}
-"""Environment of every git process that bonobofs runs for itself."""
 _MOST_TREES: Final = 2000
 """Number of cached trees."""
 _ID_BYTES: Final = 20
@@ -248,28 +228,6 @@ class Repository:
             return True
         modules = self.common_dir / "modules"
         return any(directory.is_dir() and oid in pygit2.Odb(str(directory)) for directory in modules.glob("**/objects"))
-
-
-def find_common_dir(git_dir: Path) -> Path:
-    """Return the directory with objects and refs: of a linked worktree, that of the main repository."""
-    try:
-        return (
-            git_dir / (git_dir / "commondir").read_text(encoding="utf-8", errors="surrogateescape").strip()
-        ).resolve()
-    except FileNotFoundError:
-        return git_dir
-
-
-def find_git_dir(work_tree: Path) -> Path | None:
-    """Return the git directory of the work tree with root `work_tree`, or None if it is not a root."""
-    place = work_tree / ".git"
-    if place.is_dir():
-        return place
-    try:
-        text = place.read_text(encoding="utf-8", errors="surrogateescape")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return (work_tree / text.removeprefix("gitdir: ").rstrip("\n")).resolve()
 
 
 def _prepare() -> None:

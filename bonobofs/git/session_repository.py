@@ -15,7 +15,6 @@ import re
 import shlex
 import shutil
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.errors import GitError
+from bonobofs.git.source_refs import GitDirs, find_git_dirs, run_git
 from bonobofs.state import scratch_dir
 from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import Session, lives, read_all
@@ -37,7 +37,6 @@ _HOOKS: Final = (
     *(*_SERVICE_HOOKS, "applypatch-msg", "pre-applypatch", "pre-commit", "pre-merge-commit", "prepare-commit-msg"),
     *("commit-msg", "pre-rebase", "pre-push", "pre-auto-gc", "post-index-change", "reference-transaction"),
 )
-_SECONDS: Final = 60
 _MOST_STORES: Final = 16
 _EXTENSIONS: Final = frozenset(("objectformat", "partialclone", "noop", "preciousobjects", "worktreeconfig"))
 _NOT_COPIED: Final = re.compile(r".*\.lock|(logs/)?refs/(bisect|worktree|rewritten)/.*|info/refs")
@@ -82,15 +81,6 @@ class Built(NamedTuple):
     """Notes for the operator, one sentence each."""
 
 
-class Places(NamedTuple):
-    """Directories of a repository of the source."""
-
-    private: Path
-    """HEAD and index of the work tree."""
-    common: Path
-    """Configuration, refs and objects."""
-
-
 def build(source: Path, place: Path, author: Author, protected: Sequence[str], socket: Path, owner: Owner) -> Built:
     """Make the repository at `place`, which must not exist. Raises GitError if the source's cannot be used.
 
@@ -98,7 +88,7 @@ def build(source: Path, place: Path, author: Author, protected: Sequence[str], s
     """
     try:
         maker = _Maker(author, protected, socket)
-        places = find(source)
+        places = find_git_dirs(source)
         maker.make(places, place, source)
         for directory, _, names in os.walk(place):
             for path in (directory, *(os.path.join(directory, name) for name in names)):
@@ -106,19 +96,6 @@ def build(source: Path, place: Path, author: Author, protected: Sequence[str], s
     except (OSError, ValueError) as error:
         raise GitError(f"the repository of {source} cannot be read: {error}", kind="unreadable") from error
     return Built(str(places.common), tuple(maker.stores), tuple(maker.notes))
-
-
-def find(source: Path) -> Places:
-    """Return the directories of the repository whose work tree has its top at `source`. Raises GitError, OSError."""
-    private = source / ".git"
-    if private.is_file():
-        text = os.fsdecode(private.read_bytes())
-        if not text.startswith("gitdir: "):
-            raise GitError(f"{private} is a file, and names no repository", kind="unreadable")
-        private = source / text.removeprefix("gitdir: ").rstrip("\n")
-    private = Path(os.path.realpath(private))
-    common = os.fsdecode(content(private / "commondir") or b".").rstrip("\n")
-    return Places(private, Path(os.path.realpath(private / common)))
 
 
 class _Maker:
@@ -132,7 +109,7 @@ class _Maker:
         # git runs it in a shell.
         self._client: Final = shlex.join([sys.executable, "-I", "-S", "-E", str(CLIENT), str(socket)])
 
-    def make(self, places: Places, place: Path, source: Path | None, above: str = "../..") -> None:
+    def make(self, places: GitDirs, place: Path, source: Path | None, above: str = "../..") -> None:
         """Make one at `place`. `above` leads from its objects to the mount's root. Submodules have no `source`."""
         entries = configuration(places)
         _check(places, entries)
@@ -153,7 +130,7 @@ class _Maker:
         modules = places.private / "modules"
         for module in _modules(modules):
             inner = place / "modules" / module.relative_to(modules)
-            self.make(Places(module, module), inner, None, "../" * len(inner.relative_to(place).parts) + above)
+            self.make(GitDirs(module, module), inner, None, "../" * len(inner.relative_to(place).parts) + above)
 
     def _write_config(self, path: Path, entries: list[tuple[str, str]], *, is_submodule: bool) -> None:
         kept = [
@@ -198,7 +175,7 @@ class _Maker:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(value + b"\n")
 
-    def _write_hooks(self, places: Places, place: Path, hooks_path: str, source: Path) -> None:
+    def _write_hooks(self, places: GitDirs, place: Path, hooks_path: str, source: Path) -> None:
         """Copy the repository's hooks, or call those of core.hooksPath in place. Publication runs after them.
 
         git runs hooks at the top of the work tree.
@@ -218,38 +195,18 @@ class _Maker:
                 (place / name).chmod(0o755)
 
 
-def git(*arguments: str | Path) -> bytes:
-    """Run git with only the repository's configuration and return its output. Raises GitError if it fails."""
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": "/nonexistent"}
-    try:
-        ran = subprocess.run(
-            ["git", *arguments],
-            cwd="/",
-            env={**environment, "GIT_CONFIG_NOSYSTEM": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
-            timeout=_SECONDS,
-        )
-    except subprocess.CalledProcessError as error:
-        raise GitError(os.fsdecode(error.stderr).strip(), kind="unreadable") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise GitError(f"git cannot run: {error}", kind="missing") from error
-    return ran.stdout
-
-
-def configuration(places: Places) -> list[tuple[str, str]]:
+def configuration(places: GitDirs) -> list[tuple[str, str]]:
     """Return (key, value) of the repository's own files, in order. Keys are lower case except the subsection."""
     entries: list[tuple[str, str]] = []
     for file in (places.common / "config", places.private / "config.worktree"):
         if file.name == "config" or (("extensions.worktreeconfig", "true") in entries and file.exists()):
-            listed = os.fsdecode(git("config", "--file", file, "--no-includes", "--list", "-z"))
+            listed = os.fsdecode(run_git("config", "--file", file, "--no-includes", "--list", "-z", kind="unreadable"))
             pairs = (item.partition("\n") for item in listed.split("\0") if item)
             entries += [(key, value if newline else "true") for key, newline, value in pairs]
     return entries
 
 
-def _check(places: Places, entries: list[tuple[str, str]]) -> None:
+def _check(places: GitDirs, entries: list[tuple[str, str]]) -> None:
     """Raise GitError if the repository uses a format or extension that a session does not support."""
     for key, value in entries:
         section, _, name = key.partition(".")
@@ -329,9 +286,10 @@ def _copy_all(root: Path, place: Path, *names: str) -> None:
 
 
 def files(directory: Path) -> Iterator[Path]:
-    """Yield every file below a directory, and every symlink except those to directories."""
-    for above, _, names in os.walk(directory):
-        yield from (Path(above, name) for name in names)
+    """Yield every file and symlink below a directory."""
+    for above, directories, names in os.walk(directory):
+        links = (name for name in directories if os.path.islink(os.path.join(above, name)))
+        yield from (Path(above, name) for name in (*names, *links))
 
 
 def _no_symlink(path: str, flags: int) -> int:
@@ -367,13 +325,14 @@ def _copy(path: Path, place: Path) -> bool:
 
 _NOTE: Final = "bonobofs.json"
 _OPERATIONS: Final = {
-    "rebase-merge": "a rebase in progress",
-    "rebase-apply": "a rebase or am in progress",
-    "MERGE_HEAD": "a merge in progress",
-    "CHERRY_PICK_HEAD": "a cherry-pick in progress",
-    "REVERT_HEAD": "a revert in progress",
-    "BISECT_LOG": "a bisect in progress",
+    "rebase-merge": "a rebase",
+    "rebase-apply": "a rebase or am",
+    "MERGE_HEAD": "a merge",
+    "CHERRY_PICK_HEAD": "a cherry-pick",
+    "REVERT_HEAD": "a revert",
+    "BISECT_LOG": "a bisect",
 }
+"""Operation, by the file or directory that git keeps while it is in progress."""
 _ARMED: Final = ("config", "config.worktree", "commondir", "gitdir", "hooks", "objects/info/alternates", _NOTE)
 
 
@@ -434,12 +393,17 @@ def all_kept(home: Path) -> list[Kept]:
     return found
 
 
+def operations_in_progress(git_dir: Path) -> list[str]:
+    """Return the operations that git has begun and not ended, as `a merge`."""
+    return [operation for name, operation in _OPERATIONS.items() if os.path.lexists(git_dir / name)]
+
+
 def _kept(home: Path, session: Session, place: Path) -> Kept | None:
     """Move the repository to `kept/`, or return None if it has no work of its own."""
     common = _disarm(place, Path(session.source))
     branches = {name: count for name, tip in _own_tips(place, common).items() if (count := _missing(place, tip))}
     stashes = len(_stashes(place) - _stashes(common))
-    operations = [text for name, text in _OPERATIONS.items() if os.path.lexists(place / name)]
+    operations = [f"{operation} in progress" for operation in operations_in_progress(place)]
     if not branches and not stashes and not operations:
         return None
     target = home / "kept" / session.session
@@ -463,7 +427,7 @@ def _disarm(place: Path, source: Path) -> Path:
     common, entries, stores = source / ".git", list[tuple[str, str]](), list[str]()
     # If the source is gone, every tip of the session is kept.
     with contextlib.suppress(OSError, ValueError, GitError):
-        places = find(source)
+        places = find_git_dirs(source)
         common, stores = places.common, all_stores(places.common / "objects")
         entries = [pair for pair in configuration(places) if pair[0].startswith("extensions.")]
     version = ("core.repositoryformatversion", "1" if entries else "0")
@@ -494,7 +458,7 @@ def _own_tips(place: Path, common: Path) -> dict[str, str]:
 def _missing(place: Path, tip: str) -> int:
     """Return the number of commits that no ref of the source reaches, or -1 if git fails."""
     try:
-        return int(git(f"--git-dir={place}", "rev-list", "--count", tip, "--not", "--alternate-refs"))
+        return int(run_git(f"--git-dir={place}", "rev-list", "--count", tip, "--not", "--alternate-refs"))
     except (GitError, ValueError):
         return -1
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import select
 import shutil
-import subprocess
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from bonobofs.errors import GitError
-from bonobofs.git.repository import ENVIRONMENT, Difference, Entry
+from bonobofs.git.repository import Difference, Entry
+from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, read_head, run_git
 
 _MOST_NAMED: Final = 200
 """Up to this number of paths, git lists only these, otherwise the whole index."""
@@ -30,65 +31,95 @@ class StagedError(GitError):
     """The operator has staged other content at a path that would change."""
 
 
-@contextmanager
-def prepared_index(
-    git_dir: Path, room: Path, token: str, changes: Iterable[Difference], *, keep: bool
-) -> Iterator[Index]:
-    """Yield a copy of a checkout's index with these changes. `Index.replace` installs it.
+class Replacement:
+    """New content of HEAD or the index: a temporary file, the lock, and the rename onto the old file.
 
-    If the operator has staged other content at a path, `keep` leaves it, otherwise StagedError is raised. An empty git
-    directory is made in `room`. The names of new files in `git_dir` contain `token`. Raises GitError.
+    A context manager: its entry makes the temporary file, its exit removes it and the lock.
     """
-    index = Index(git_dir, room, token, {each.path: each for each in changes}, keep=keep)
-    try:
-        yield index
-    finally:
-        index.remove()
+
+    def __init__(self, git_dir: Path, name: str, token: str) -> None:
+        self.copy: Final = git_dir / f"bonobofs-{token}.{name}"
+        self._place: Final = git_dir / name
+        self._lock: Final = git_dir / f"{name}.lock"
+        self.is_locked = False
+
+    def __enter__(self) -> Self:
+        try:
+            self._prepare()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
+
+    def _prepare(self) -> None:
+        raise NotImplementedError
+
+    def lock(self) -> None:
+        """Take git's lock, with up to 40 tries in 1 s. Raises GitError if another process holds it longer."""
+        for _ in range(_TRIES):
+            try:
+                os.link(self.copy, self._lock)
+            except FileExistsError:
+                select.select([], [], [], _BETWEEN / 1000)
+            else:
+                self.is_locked = True
+                return
+        raise GitError(f"the checkout is locked; remove {self._lock} if no git runs", kind="busy")
+
+    def unlock(self) -> None:
+        if self.is_locked:
+            self._lock.unlink(missing_ok=True)
+            self.is_locked = False
+
+    def install(self) -> None:
+        """Replace the old file, which `lock` has locked, and end the lock."""
+        if self.is_locked:
+            os.rename(self._lock, self._place)
+            self.is_locked = False
+
+    def _remove(self) -> None:
+        self.unlock()
+        self.copy.unlink(missing_ok=True)
 
 
-class Index:
-    """Changed copy of the index of one checkout."""
+class Index(Replacement):
+    """Copy of the index of one checkout with changes."""
 
-    def __init__(self, git_dir: Path, room: Path, token: str, changes: dict[bytes, Difference], *, keep: bool) -> None:
-        self._place: Final = git_dir / "index"
-        self._lock: Final = git_dir / "index.lock"
-        self._copy: Final = git_dir / f"bonobofs-{token}.index"
+    def __init__(self, git_dir: Path, room: Path, token: str, changes: Iterable[Difference], *, keep: bool) -> None:
+        """If the operator has staged other content at a path, `keep` leaves it; else the entry raises StagedError.
+
+        An empty git directory is made in `room`. The names of new files in `git_dir` contain `token`. Raises GitError.
+        """
+        super().__init__(git_dir, "index", token)
         self._room: Final = room / "index"
-        self._changes: Final = changes
+        self._changes: Final = {each.path: each for each in changes}
         self._keep: Final = keep
         self._seen: tuple[int, ...] | None = None
         self._is_changed = False
-        self._prepare()
 
-    def replace(self) -> None:
-        """Install the copy, with up to 40 tries in 1 s. Raises GitError if another process holds the lock longer."""
-        if not self._is_changed:
-            return
-        for _ in range(_TRIES):
-            try:
-                os.link(self._copy, self._lock)
-            except FileExistsError:
-                select.select([], [], [], _BETWEEN / 1000)
-                continue
+    def lock(self) -> None:
+        """As `Replacement.lock`. If the index was changed since it was copied, the copy is made again."""
+        while self._is_changed:
+            super().lock()
             if _mark(self._place) == self._seen:
-                os.rename(self._lock, self._place)
                 return
-            os.unlink(self._lock)
+            self.unlock()
             self._prepare()
-        raise GitError("the index of the checkout is locked; remove index.lock if no git runs", kind="busy")
 
-    def remove(self) -> None:
-        """Remove the copy."""
-        self._copy.unlink(missing_ok=True)
+    def _remove(self) -> None:
+        super()._remove()
         shutil.rmtree(self._room, ignore_errors=True)
 
     def _prepare(self) -> None:
         if not self._changes:
             return  # the source may have no index
         self._seen = _mark(self._place)
-        self._copy.unlink(missing_ok=True)
+        self.copy.unlink(missing_ok=True)
         if self._seen is not None:
-            shutil.copy(self._place, self._copy)
+            shutil.copy(self._place, self.copy)
         lines = b"".join(self._lines())
         if lines:
             self._git("update-index", "-z", "--index-info", given=lines)
@@ -130,43 +161,49 @@ class Index:
         environment = {
             **ENVIRONMENT,
             "GIT_DIR": str(self._room),
-            "GIT_INDEX_FILE": os.path.abspath(self._copy),
+            "GIT_INDEX_FILE": os.path.abspath(self.copy),
             "GIT_LITERAL_PATHSPECS": "1",
         }
         # A split index would refer to a file in the empty git directory.
-        command = ["git", "-c", "core.splitIndex=false", *arguments]
-        done = subprocess.run(command, input=given, env=environment, capture_output=True, check=False)
-        if done.returncode != 0:
-            text = done.stderr.decode(errors="replace").strip()
-            raise GitError(f"the index of the checkout cannot be changed: {text}", kind="index")
-        return done.stdout
+        return run_git("-c", "core.splitIndex=false", *arguments, data=given, environment=environment, kind="index")
 
 
-def read_head(git_dir: Path) -> str:
-    """Return the content of HEAD: `ref: REF` or an object id."""
-    return (git_dir / "HEAD").read_text(encoding="utf-8", errors="surrogateescape").strip()
+class Head(Replacement):
+    """New HEAD of one checkout."""
 
+    def __init__(
+        self, git_dir: Path, token: str, ends: tuple[str, str], commits: tuple[str, str], person: tuple[str, str]
+    ) -> None:
+        """`ends` are the old and the new content of HEAD, `commits` their commits ("" for none).
 
-def replace_head(git_dir: Path, token: str, old: str, new: str, log: str) -> None:
-    """Change HEAD from `old` to `new` and append a line to its reflog. Raises GitError if it was moved or is locked."""
-    copy, lock = git_dir / f"bonobofs-{token}.HEAD", git_dir / "HEAD.lock"
-    try:
-        with copy.open("x", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(f"{new}\n")
+        `person` is name and e-mail address for the reflog.
+        """
+        super().__init__(git_dir, "HEAD", token)
+        self._old, self._new = ends
+        old, new = (commit or _NO_OBJECT for commit in commits)
+        names = " to ".join(end.removeprefix(f"ref: {BRANCHES}") for end in ends)
+        log = f"{int(time.time())} +0000\tcheckout: moving from {names}\n"
+        self._log: Final = f"{old} {new} {person[0]} <{person[1]}> {log}"
+
+    def _prepare(self) -> None:
+        with self.copy.open("x", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(f"{self._new}\n")
             file.flush()
             os.fdatasync(file.fileno())
-        os.link(copy, lock)
-        if read_head(git_dir) != old:
-            lock.unlink()
+
+    def lock(self) -> None:
+        """As `Replacement.lock`. Raises GitError also if another process moved HEAD."""
+        super().lock()
+        if read_head(self._place.parent) != self._old:
+            self.unlock()
             raise GitError("HEAD of the checkout was moved by another process", kind="moved")
-        with suppress(FileNotFoundError), (git_dir / "logs" / "HEAD").open("r+b") as file:
+
+    def install(self) -> None:
+        """As `Replacement.install`. Then append to the reflog, if there is one; ignores errors of that."""
+        super().install()
+        with suppress(OSError), (self._place.parent / "logs/HEAD").open("r+b") as file:
             file.seek(0, os.SEEK_END)
-            file.write(log.encode("utf-8", "surrogateescape"))
-        lock.rename(git_dir / "HEAD")
-    except FileExistsError as error:
-        raise GitError("HEAD of the checkout is locked; remove HEAD.lock if no git runs", kind="busy") from error
-    finally:
-        copy.unlink(missing_ok=True)
+            file.write(self._log.encode("utf-8", "surrogateescape"))
 
 
 def is_checked_out_elsewhere(git_dir: Path, common: Path, ref: str) -> bool:

@@ -13,7 +13,8 @@ from typing import Final
 from bonobofs.enforcement.authorizer import RelatedChange
 from bonobofs.errors import GitError
 from bonobofs.git import branch_rules
-from bonobofs.git.repository import EXECUTABLE, FILE, SUBMODULE, SYMLINK, Difference, Entry, Repository
+from bonobofs.git.repository import Difference, Entry, Repository
+from bonobofs.git.source_refs import EXECUTABLE, FILE, SUBMODULE, SYMLINK
 from bonobofs.policy.decision import Denied
 from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
 

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Unpack
 
@@ -35,10 +35,11 @@ from bonobofs.errors import BonobofsError, GitError
 from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import Refusal, UpdateKind, identity, rules_of
 from bonobofs.git.journal import HEAD, JOURNAL, Journal, Leftover, recover
-from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, Published, Publisher, RefUpdate
+from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, IncompleteError, Published, Publisher, RefUpdate
 from bonobofs.git.published_files import prepare
-from bonobofs.git.repository import BRANCHES, ENVIRONMENT, Difference, Repository, find_common_dir, find_git_dir
-from bonobofs.git.shared_head import Index, StagedError, prepared_index, read_head, replace_head
+from bonobofs.git.repository import Difference, Repository
+from bonobofs.git.shared_head import Head, Index, StagedError
+from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, find_git_dirs, read_head
 from bonobofs.ipc.codec import decode_decision, encode_denied, encode_request
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.decision import Denied, Permit, Refused, as_document
@@ -59,7 +60,6 @@ _BETWEEN: Final = 0.1
 """Seconds between retries to lock a journal."""
 _SWITCH: Final = Caller("git checkout")
 _NICE: Final = 5
-ZERO: Final = "0" * 40
 _HOOK: Final = """\
 #!/bin/sh
 {
@@ -109,13 +109,19 @@ class Channel:
         return self._end.fileno()
 
     def send(self, document: dict[str, Any]) -> None:
-        """Send one line. Raises OSError if the companion is gone."""
-        self._end.sendall(json.dumps(document).encode() + b"\n")
+        """Send one line. Raises EOFError if the companion is gone."""
+        try:
+            self._end.sendall(json.dumps(document).encode() + b"\n")
+        except ConnectionError as error:
+            raise EOFError from error
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
         """Return the next line and its descriptors. Raises EOFError if the companion is gone."""
         while b"\n" not in self._received:
-            data, descriptors, _, _ = socket.recv_fds(self._end, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._end, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
+            except ConnectionError as error:
+                raise EOFError from error
             if not data:
                 raise EOFError
             self._received += data
@@ -125,9 +131,12 @@ class Channel:
         return json.loads(line), descriptors
 
     def ask(self, what: str, **document: Any) -> dict[str, Any]:
-        """Send a request to the companion and return its answer. Raises OSError or EOFError if it is gone."""
+        """Return the companion's answer. Raises GitError if the request failed, EOFError if the companion is gone."""
         self.send({"ask": what, **document})
-        return self.receive()[0]
+        answer = self.receive()[0]
+        if "failed" in answer:
+            raise GitError(answer["failed"], kind="companion")
+        return answer
 
 
 class JudgingAuthorizer:
@@ -219,11 +228,7 @@ class Worker:
         self._channel: Final = channel
         self._issue: Final[str | None] = config["issue"]
         self._directory: Final = Path(config["directory"])
-        git_dir = find_git_dir(Path.cwd())
-        if git_dir is None:
-            raise GitError("the source is not the root of a git work tree", kind="unreadable")
-        self._git_dir: Final = git_dir
-        self._common: Final = find_common_dir(git_dir)
+        self._git_dir, self._common = find_git_dirs(Path.cwd())
         self._authorizer: Final = JudgingAuthorizer(channel, Principal(*config["agent"]))
         self._branches: Final = _RemoteBranches(channel)
         places = [self._directory, *map(Path, config["left"])]
@@ -246,20 +251,19 @@ class Worker:
         for _, left in self._left:
             if left.is_made and head == f"ref: {left.ref}":
                 with self._index(Repository(self._git_dir).differences(left.old, left.new), keep=True) as index:
-                    index.replace()
+                    index.lock()
+                    index.install()
 
     def run(self) -> None:
-        """Serve requests until the companion is gone. Raises EOFError, OSError."""
+        """Serve requests until the companion is gone. Raises EOFError."""
         self._channel.send({"standing": [[place, *left] for place, left in self._left]})
         while True:
             asked, descriptors = self._channel.receive()
             try:
                 self._authorizer.follow(asked.pop("state"))
                 answer = self._acts[asked.pop("do")](asked, descriptors)
-            except Refused as refused:
-                answer = {"status": 1, **_refusal(refused.decision)}
             except (BonobofsError, OSError) as error:
-                answer = {"status": 1, "line": f"not published: {error}"}
+                answer = _failure(error)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -273,11 +277,16 @@ class Worker:
         finally:
             receiving.remove()
         if "head" in asked and answer["status"] == 0:
-            answer |= {key: value for key, value in self._mirror(asked).items() if value}
+            try:
+                answer |= {key: value for key, value in self._mirror(asked).items() if value}
+            except (BonobofsError, OSError) as error:
+                failed = _failure(error, "HEAD of the source is not changed")
+                answer |= {**failed, "line": "; ".join(filter(None, (answer["line"], failed["line"])))}
         return answer
 
     def _serve(self, receiving: _Receiving, descriptors: list[int], *, quiet: bool) -> dict[str, Any]:
         answer: dict[str, Any] = {"status": 0, "line": ""}
+        found = None
         with receiving.start("receive-pack", descriptors) as running:
             try:
                 found = receiving.wait_for_hook(running, self._channel.fileno())
@@ -287,7 +296,8 @@ class Worker:
                     receiving.answer([*shown, "no" if answer["status"] else "ok"])
                 receiving.wait(running, self._channel.fileno())
             except GitError as error:
-                raise self._refuse(branch_rules.LIMIT, f"{error}.", PUSH) from error
+                if found is None:
+                    raise self._refuse(branch_rules.LIMIT, f"{error}.", PUSH) from error
             finally:
                 _end(running)
         failure = receiving.failure() if found is None else ""
@@ -301,29 +311,26 @@ class Worker:
                 raise self._refuse(branch_rules.LIMIT, f"More than {MOST_UPDATES} references.", PUSH)
             repository = Repository(self._git_dir, [objects])
             publisher = Publisher(self._authorizer, repository, self._branches, objects=objects, journal=self._journal)
-            with ExitStack() as stack:
-                index: list[Index] = []
 
-                def prepare(_: Permit) -> None:
-                    head = read_head(self._git_dir)
-                    moved = next((one for one in updates if head == f"ref: {one.ref}"), None)
-                    if moved is not None:
-                        old, new = ("" if set(oid) == {"0"} else oid for oid in moved[1:])
-                        index.append(stack.enter_context(self._index(repository.differences(old, new), keep=True)))
+            @contextmanager
+            def follow(_: Permit) -> Iterator[Callable[[], None]]:
+                head = read_head(self._git_dir)
+                old, new = next((update[1:] for update in updates if head == f"ref: {update.ref}"), ("", ""))
+                old, new = ("" if set(oid) == {"0"} else oid for oid in (old, new))
+                with self._index(repository.differences(old, new), keep=True) as index:
+                    index.lock()
+                    yield index.install
 
-                def follow(_: list[Published]) -> None:
-                    for one in index:
-                        one.replace()
-
-                published = publisher.publish(updates, issue=self._issue, follow=prepare, then=follow)
-        except Refused as refused:
-            return {"status": 1, **_refusal(refused.decision)}
+            published = publisher.publish(updates, issue=self._issue, follow=follow)
+        except IncompleteError as error:
+            failed = "; ".join(error.failures)
+            return {"status": 0, "line": f"{_told(error.published)}, but a later step failed: {failed}"}
         except (BonobofsError, OSError) as error:
-            return {"status": 1, "line": f"not published: {error}"}
-        return {"status": 0, "line": "; ".join(map(_told, published))}
+            return _failure(error)
+        return {"status": 0, "line": _told(published)}
 
-    def _index(self, changes: Iterable[Difference], *, keep: bool) -> AbstractContextManager[Index]:
-        return prepared_index(self._git_dir, self._directory, self._journal.token, changes, keep=keep)
+    def _index(self, changes: Iterable[Difference], *, keep: bool) -> Index:
+        return Index(self._git_dir, self._directory, self._journal.token, changes, keep=keep)
 
     def _mirror(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Set HEAD and index of the source's checkout to the session's HEAD. Raises Refused.
@@ -338,23 +345,26 @@ class Worker:
         old, new = (self._commit_of(repository, each) for each in (current, head))
         if current != asked["expected"] or asked["shared"]:
             raise self._refuse(branch_rules.SHARED, f"HEAD of the source: {current}.", _SWITCH)
-        if asked.get("check"):  # the command that follows may publish the commit of the new HEAD
-            with self._demanded_index(repository, old, new or old):
-                return {"status": 0, "line": ""}
-        if not new and (old or not head.startswith(f"ref: {BRANCHES}")):
+        check = asked.get("check")  # the command that follows may publish the commit of the new HEAD
+        if not check and not new and (old or not head.startswith(f"ref: {BRANCHES}")):
             raise self._refuse(branch_rules.UNPUBLISHED, f"HEAD: {head}.", _SWITCH)
         details = {"from": current, "to": head, "commit": new, TOUCHES: [".git/"]}
         request = Request(Operation.CHECKOUT_BRANCH, WorkspacePath(""))
-        self._journal.begin(self._git_dir, self._common, [(HEAD, current, head)])
-        try:
+        person = identity(self._authorizer.agent, rules_of(self._authorizer.policy.document))
+        with (
+            self._journal.writing(self._git_dir, self._common, [(HEAD, current, head)]) as token,
+            self._demanded_index(repository, old, new or old) as index,
+        ):
+            if check:
+                return {"status": 0, "line": ""}
+            index.lock()
             with (
-                self._demanded_index(repository, old, new) as index,
+                Head(self._git_dir, token, (current, head), (old, new), person) as new_head,
                 self._authorizer.authorize(request, caller=_SWITCH, details=details, guard=GUARD),
             ):
-                index.replace()
-                replace_head(self._git_dir, self._journal.token, current, head, self._reflog(old, new, current, head))
-        finally:
-            self._journal.end()
+                new_head.lock()
+                index.install()
+                new_head.install()
         return {"status": 0, "line": "", "head": head}
 
     @contextmanager
@@ -369,12 +379,6 @@ class Worker:
         """Return the commit of a HEAD value, or "" if the source does not have it."""
         oid = repository.target(head[5:]) if head.startswith("ref: ") else head
         return oid if oid and repository.commit(oid) is not None else ""
-
-    def _reflog(self, old: str, new: str, current: str, head: str) -> str:
-        name, email = identity(self._authorizer.agent, rules_of(self._authorizer.policy.document))
-        names = [each.removeprefix(f"ref: {BRANCHES}") for each in (current, head)]
-        told = f"checkout: moving from {names[0]} to {names[1]}"
-        return f"{old or ZERO} {new or ZERO} {name} <{email}> {int(time.time())} +0000\t{told}\n"
 
     def _refuse(self, refusal: Refusal, about: str, caller: Caller) -> Refused:
         operation = Operation.PUBLISH if caller is PUSH else Operation.CHECKOUT_BRANCH
@@ -419,6 +423,7 @@ class _Receiving:
         self._request = os.open(self._place / "request", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         self._answer = os.open(self._place / "answer", os.O_RDWR | os.O_CLOEXEC)
         self._events: Final = self._place / "events"
+        self._deadline = time.monotonic() + SECONDS
 
     def _make(self, common: Path, refs: dict[str, str]) -> None:
         place = self._place
@@ -458,49 +463,39 @@ class _Receiving:
     def wait_for_hook(self, running: subprocess.Popen[bytes], line: int) -> tuple[list[RefUpdate], Path] | None:
         """Return the updates and the object directory from the hook, or None if git ended before its hook.
 
-        Raises GitError after 300 s or for too long a request, and EOFError if the companion is gone.
+        Raises GitError and EOFError as `wait`, and GitError for too long a request.
         """
-        deadline = time.monotonic() + SECONDS
-        ended = os.pidfd_open(running.pid)
-        asked = b""
-        poll = select.poll()
-        for descriptor in (self._request, ended, line):
-            poll.register(descriptor, select.POLLIN)
-        try:
-            while not asked.endswith(b"\n.\n"):
-                ready = {descriptor for descriptor, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
-                if not ready:
-                    raise GitError(f"the push took more than {SECONDS:.0f} s", kind="limit")
-                if line in ready:
-                    raise EOFError
-                if self._request in ready:
-                    asked += os.read(self._request, 1 << 16)
-                elif ended in ready:
-                    return None
-                if len(asked) > _LONGEST_REQUEST:
-                    raise GitError(f"a push moves at most {MOST_UPDATES} references", kind="limit")
-        finally:
-            os.close(ended)
-        path, *lines = asked.decode("utf-8", "surrogateescape").removesuffix("\n.\n").split("\n")
+        request = b""
+        while not request.endswith(b"\n.\n"):
+            if self._request not in self._wait(running, line, self._request):
+                return None
+            request += os.read(self._request, 1 << 16)
+            if len(request) > _LONGEST_REQUEST:
+                raise GitError(f"a push moves at most {MOST_UPDATES} references", kind="limit")
+        path, *lines = request.decode("utf-8", "surrogateescape").removesuffix("\n.\n").split("\n")
         words = (line.split(" ", 2) for line in lines)
         return [RefUpdate(ref, old, new) for old, new, ref in words], Path(path)
 
     def wait(self, running: subprocess.Popen[bytes], line: int) -> None:
         """Wait for the end of git. Raises EOFError if the companion is gone, GitError after 300 s."""
+        self._wait(running, line)
+        running.wait()
+
+    def _wait(self, running: subprocess.Popen[bytes], line: int, *inputs: int) -> set[int]:
+        """Wait until git ends or an input is readable, and return the readable descriptors."""
         ended = os.pidfd_open(running.pid)
         poll = select.poll()
-        poll.register(ended, select.POLLIN)
-        poll.register(line, select.POLLIN)
+        for descriptor in (ended, line, *inputs):
+            poll.register(descriptor, select.POLLIN)
         try:
-            ready = [descriptor for descriptor, _ in poll.poll(SECONDS * 1000)]
+            ready = {descriptor for descriptor, _ in poll.poll(max(0.0, self._deadline - time.monotonic()) * 1000)}
         finally:
             os.close(ended)
-        if ended in ready:
-            running.wait()
-        elif ready:
+        if line in ready and ended not in ready:
             raise EOFError
-        else:
+        if not ready:
             raise GitError(f"the transfer took more than {SECONDS:.0f} s", kind="limit")
+        return ready
 
     def answer(self, lines: list[str]) -> None:
         """Send the hook its answer. The last line is `ok` or `no`."""
@@ -553,19 +548,25 @@ def _end(running: subprocess.Popen[bytes]) -> None:
     running.wait()
 
 
-def _told(published: Published) -> str:
-    name = published.ref.split("/", 2)[2]
-    count = len(published.commits)
-    what = "deleted" if published.kind is UpdateKind.DELETE else f"{count} commit{'' if count == 1 else 's'}"
-    return f"published {name} ({what})"
+def _told(published: Sequence[Published]) -> str:
+    lines = []
+    for update in published:
+        count = len(update.commits)
+        change = "deleted" if update.kind is UpdateKind.DELETE else f"{count} commit{'' if count == 1 else 's'}"
+        lines.append(f"published {update.ref.split('/', 2)[2]} ({change})")
+    return "; ".join(lines)
 
 
-def _refusal(denied: Denied) -> dict[str, Any]:
-    held = "" if denied.holding is None else str(denied.holding)
+def _failure(error: Exception, effect: str = "not published") -> dict[str, Any]:
+    """Return the answer to the agent for a refusal or a failure."""
+    if not isinstance(error, Refused):
+        return {"status": 1, "line": f"{effect}: {error}"}
+    denied = error.decision
+    holder = "" if denied.holding is None else str(denied.holding)
     path = f"{denied.path}:" if denied.path else ""
-    told = " ".join(filter(None, (path, denied.reason, denied.about, held, denied.instead)))
+    text = " ".join(filter(None, (path, denied.reason, denied.about, holder, denied.instead)))
     document = as_document(denied, denied.path, denied.operation)
-    return {"denied": document, "line": f"not published: {denied.rule}. {told}"}
+    return {"status": 1, "denied": document, "line": f"{effect}: {denied.rule}. {text}"}
 
 
 def main(number: int) -> int:
@@ -587,6 +588,6 @@ def main(number: int) -> int:
             channel.send({"failed": str(error)})
             return 1
         worker.run()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except EOFError:
         return 0
     return 0

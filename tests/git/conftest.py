@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import pytest
 
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.git.branch_rules import identity, rules_of
+from bonobofs.git.journal import Journal
 from bonobofs.git.publication import Published, Publisher, RefUpdate
-from bonobofs.git.published_branches import PublishedBranches
 from bonobofs.git.repository import Repository
+from bonobofs.git.source_refs import PublishedBranches
 from bonobofs.policy.decision import Denied, Refused
 from bonobofs.policy.request import Principal
 from bonobofs.session import OpenSession, open_session
@@ -55,8 +56,9 @@ class Direct:
             objects = Path(room, "objects")
             shutil.copytree(self.repo.root / ".git/objects", objects)
             repository = Repository(self.source.root / ".git", [objects])
-            publisher = Publisher(self.session.guard, repository, self.branches, objects=objects)
-            return publisher.publish(updates, issue=issue)
+            with closing(Journal(Path(room, "journal.json"))) as journal:
+                publisher = Publisher(self.session.guard, repository, self.branches, objects=objects, journal=journal)
+                return publisher.publish(updates, issue=issue)
 
     def refused(self, ref: str = "aidlc/x", *, issue: str | None = None, new: str | None = None) -> Denied:
         """Publish what must be refused: nothing of the source changes, and the record has the refusal."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -124,28 +127,59 @@ def test_line_endings_are_those_of_git(alice: Gated, config: str, attributes: st
     assert alice.status() == ""
 
 
+@pytest.mark.parametrize("operation", ["commit", "merge", "checkout"])
 @pytest.mark.parametrize("lock", ["index.lock", "HEAD.lock", "refs/heads/aidlc/work.lock"])
-def test_a_lock_of_git_is_respected(alice: Gated, lock: str) -> None:
-    """During another program's lock no operation changes the repository, and the lock stays."""
-    alice.git("branch", "aidlc/other")
-    alice.commit("[gt-1] Second", docs__plan_md="Second\n")
+def test_a_lock_of_git_leaves_files_index_and_refs_as_they_were(alice: Gated, lock: str, operation: str) -> None:
+    """The operation is refused before it changes anything, or restores the files, and the lock stays."""
+    alice.git("checkout", "-q", "-b", "aidlc/other")
+    alice.commit("[gt-1] Other", new__dir__a_md="a\n", docs__plan_md=None, b_md="b\n")
+    alice.git("checkout", "-q", "aidlc/work")
+    if operation == "commit":
+        alice.write("docs/plan.md", "Second\n")
     alice.write(f".git/{lock}", "")
-    before = alice.head(), alice.git("symbolic-ref", "HEAD")
-    if lock.startswith("refs"):
-        alice.write("docs/plan.md", "Third\n")
-
-    def attempt() -> None:
-        if lock.startswith("refs"):
-            alice.guard.guarded_commit("x", ["docs/plan.md"], "alice", "gt-1")
-        else:
-            alice.guard.guarded_checkout_branch("aidlc/other", "alice")
-
-    with pytest.raises(GitError) as caught:
-        attempt()
-    assert caught.value.kind == "busy"
-    assert (alice.head(), alice.git("symbolic-ref", "HEAD")) == before
+    before = alice.files(), alice.staged(), alice.git("for-each-ref"), (alice.root / ".git/HEAD").read_text()
+    calls: dict[str, Callable[[], object]] = {
+        "commit": lambda: alice.guard.guarded_commit("x", ["docs/plan.md"], "alice", "gt-1"),
+        "merge": lambda: alice.guard.guarded_merge("aidlc/other", "aidlc/work", "alice"),
+        "checkout": lambda: alice.guard.guarded_checkout_branch("aidlc/other", "alice"),
+    }
+    is_in_the_way = lock == "index.lock" or lock.startswith("HEAD") == (operation == "checkout")
+    if is_in_the_way:
+        with pytest.raises(GitError) as caught:
+            calls[operation]()
+        assert caught.value.kind == "busy"
+        now = alice.files(), alice.staged(), alice.git("for-each-ref"), (alice.root / ".git/HEAD").read_text()
+        assert now == before
+        assert not (alice.root / "new").exists()
+    else:
+        calls[operation]()
     assert (alice.root / f".git/{lock}").exists()
     (alice.root / f".git/{lock}").unlink()
+    assert "incomplete" not in json.dumps([entry.details for entry in alice.entries()])
+    calls[operation]() if is_in_the_way else None
+    assert alice.status() == ""
+
+
+def test_a_checkout_that_fails_in_the_middle_restores_the_files(alice: Gated) -> None:
+    """The limit on the size of a file ends git while it writes the last one."""
+    alice.git("checkout", "-q", "-b", "aidlc/other")
+    alice.commit("[gt-1] Other", a__a_md="a\n", docs__plan_md="Other\n", z_bin="0" * (8 << 20))
+    alice.git("checkout", "-q", "aidlc/work")
+    before = alice.files(), alice.head(), alice.staged()
+    for call in (
+        lambda: alice.guard.guarded_checkout_branch("aidlc/other", "alice"),
+        lambda: alice.guard.guarded_merge("aidlc/other", "aidlc/work", "alice"),
+    ):
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, limits[1]))
+        try:
+            with pytest.raises(GitError):
+                call()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert (alice.files(), alice.head(), alice.staged(), alice.status()) == (*before, "")
+        assert not (alice.root / "a").exists()
+    assert alice.guard.guarded_merge("aidlc/other", "aidlc/work", "alice").success
 
 
 @pytest.mark.parametrize("operation", ["merge", "cherry-pick"])

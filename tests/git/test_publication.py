@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.git.conftest import PublishingMaker
+from tests.git.conftest import Publishing, PublishingMaker
+
+
+def _commit(one: Publishing, message: str, path: str) -> str:
+    """Commit a new file in the mount; return what git says on standard error."""
+    one.repo.write(path, message)
+    one.repo.git("add", path)
+    return one.repo.run("commit", "-q", "-m", message).stderr.decode()
 
 
 def test_a_commit_is_published_by_its_hook_and_recorded(publishing: PublishingMaker) -> None:
@@ -78,3 +85,46 @@ def test_a_switch_over_staged_work_or_a_moved_head_is_not_mirrored(publishing: P
     assert "git.checkout" in one.repo.run("switch", "aidlc/x").stderr.decode()
     assert (one.git_dir / "HEAD").read_text() == "ref: refs/heads/other\n"
     one.source.git("symbolic-ref", "HEAD", "refs/heads/main")
+
+
+def test_a_later_failure_says_that_the_branch_is_published(publishing: PublishingMaker) -> None:
+    """The publisher cannot be stored: the branch has moved, the agent reads why, and the outcome is a success."""
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    lock = one.world.home / "published.lock"
+    lock.unlink()
+    lock.mkdir()
+    told = _commit(one, "[gt-1] One", "one.md")
+    assert "published aidlc/x (1 commit), but a later step failed: " in told
+    assert one.source.id("aidlc/x") == one.repo.id()
+    assert one.source.git("status", "--porcelain") == ""
+    outcome = [entry for entry in one.entries() if (entry.kind, entry.operation) == ("outcome", "publish")][-1]
+    assert (outcome.result, len(outcome.details["incomplete"])) == ("allowed", 1)
+    lock.rmdir()
+    assert "published aidlc/x (1 commit)\n" in _commit(one, "[gt-1] Two", "two.md")
+
+
+def test_a_locked_index_keeps_the_branch_from_moving(publishing: PublishingMaker) -> None:
+    """Otherwise the operator's index would show the commit as a staged reversal."""
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    before = one.source.id("aidlc/x")
+    (one.git_dir / "index.lock").touch()
+    told = _commit(one, "[gt-1] One", "one.md")
+    assert "not published: the checkout is locked; remove " in told
+    assert one.source.id("aidlc/x") == before
+    (one.git_dir / "index.lock").unlink()
+    assert "published aidlc/x (2 commits)\n" in _commit(one, "[gt-1] Two", "two.md")
+    assert one.source.git("status", "--porcelain") == ""
+
+
+def test_a_locked_head_keeps_the_index_of_the_checkout(publishing: PublishingMaker) -> None:
+    """A switch that the source cannot follow says so, and changes neither HEAD nor index of the source."""
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    one.repo.commit("[gt-1] One", {"one.md": "1"})
+    (one.git_dir / "HEAD.lock").touch()
+    told = one.repo.run("switch", "main").stderr.decode()
+    assert "HEAD of the source is not changed: the checkout is locked" in told
+    assert one.source.git("diff", "--cached", "--name-only") == ""
+    (one.git_dir / "HEAD.lock").unlink()
