@@ -14,7 +14,6 @@ import errno
 import os
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
@@ -456,10 +455,6 @@ class Publisher:
             raise GitError(f"the branch cannot be moved: {error}", kind="busy") from error
 
 
-_KINDS: Final = {1: b"commit", 2: b"tree", 3: b"blob", 4: b"tag"}
-_MOST_LOOSE: Final = 100
-_MOST_BYTES: Final = 4 << 20
-"""A push up to these limits is stored as loose objects, so that small packs do not accumulate."""
 _SUFFIXES: Final = (".pack", ".rev", ".bitmap", ".mtimes", ".keep", ".idx")
 """Order in which the files of a pack must appear. git uses a pack once its .idx exists."""
 
@@ -481,10 +476,7 @@ def add_objects(found: Path, store: Path, token: str) -> None:
 
 
 def _add_objects(found: Path, store: Path, token: str) -> None:
-    packs = sorted((found / "pack").glob("pack-*.pack"))
-    if packs and sum(pack.stat().st_size for pack in packs) <= _MOST_BYTES and _write_loose(found, store, token):
-        return
-    for pack in packs:
+    for pack in sorted((found / "pack").glob("pack-*.pack")):
         for suffix in _SUFFIXES:
             piece = pack.with_suffix(suffix)
             if suffix != ".keep" and piece.exists():
@@ -495,30 +487,6 @@ def _add_objects(found: Path, store: Path, token: str) -> None:
             target.mkdir(exist_ok=True)
             for piece in directory.iterdir():
                 _add(piece, target / piece.name, store, token)
-
-
-def _write_loose(found: Path, store: Path, token: str) -> bool:
-    """Store the objects of small packs as loose objects. Return False if they exceed the limits."""
-    odb = pygit2.Odb(str(found))
-    oids = [oid for _, oid in zip(range(_MOST_LOOSE + 1), odb, strict=False)]
-    if len(oids) > _MOST_LOOSE or sum(odb.read_header(oid)[1] for oid in oids) > _MOST_BYTES:
-        return False
-    for oid in oids:
-        name = str(oid)
-        target = store / name[:2] / name[2:]
-        if target.exists():
-            continue
-        kind, data = odb.read(oid)
-        target.parent.mkdir(exist_ok=True)
-        temporary = store / f"tmp_bonobofs_{token}_{name}"
-        content = zlib.compress(b"%s %d\0" % (_KINDS[int(kind)], len(data)) + data, 1)
-        with temporary.open("wb") as file:
-            os.fchmod(file.fileno(), 0o444)
-            file.write(content)
-            file.flush()
-            os.fdatasync(file.fileno())
-        temporary.rename(target)
-    return True
 
 
 def _add(piece: Path, target: Path, store: Path, token: str) -> None:

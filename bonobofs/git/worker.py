@@ -85,7 +85,7 @@ _CONFIG: Final = """\
     fsync = none
 [receive]
     fsckObjects = true
-    unpackLimit = 1
+    unpackLimit = 100
     maxInputSize = {most}
     denyCurrentBranch = ignore
     autogc = false
