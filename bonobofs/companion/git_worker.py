@@ -110,39 +110,39 @@ class GitWorker:
         self._send(document, descriptors)
         deadline = monotonic() + SECONDS
         while True:
-            asked = self._receive(deadline)
-            if "done" in asked:
-                done: dict[str, Any] = asked["done"]
+            message = self._receive(deadline)
+            if "done" in message:
+                done: dict[str, Any] = message["done"]
                 return done
             try:
-                answer = self._answer(asked.pop("ask"), asked)
+                answer = self._answer(message.pop("ask"), message)
             except (BonobofsError, OSError) as error:
                 answer = {"failed": str(error)}
             self._send(answer)
 
     # -- requests of the worker
 
-    def _answer(self, what: str, asked: dict[str, Any]) -> dict[str, Any]:
-        if what == "admit":
-            return self._admit(asked)
-        if what == "ended":
-            admission = self._open.pop(asked["number"])
-            admission.reason, admission.details = asked["reason"], asked["details"]
+    def _answer(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if name == "admit":
+            return self._admit(arguments)
+        if name == "ended":
+            admission = self._open.pop(arguments["number"])
+            admission.reason, admission.details = arguments["reason"], arguments["details"]
             with suppress(OSError):  # the outcome is recorded; only the mount may show the change later
-                admission.end(asked["error"])
-        elif what == "refuse":
-            self._authorizer.deny(decode_denied(asked), Caller(*asked["caller"]), guard=asked["guard"])
-        elif what == "find":
-            agent, tip = self._published().find(asked["ref"])
+                admission.end(arguments["error"])
+        elif name == "refuse":
+            self._authorizer.deny(decode_denied(arguments), Caller(*arguments["caller"]), guard=arguments["guard"])
+        elif name == "find":
+            agent, tip = self._published().find(arguments["ref"])
             return {"agent": agent, "tip": tip}
-        elif what == "note":
-            self._published().note(asked["ref"], asked["tip"])
+        elif name == "note":
+            self._published().note(arguments["ref"], arguments["tip"])
         return {}
 
-    def _admit(self, asked: dict[str, Any]) -> dict[str, Any]:
-        request, _ = decode_request(list(asked["question"]))
+    def _admit(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        request, _ = decode_request(list(arguments["question"]))
         try:
-            admission = self._authorizer.authorize_judged(request, {**asked, "related": []})
+            admission = self._authorizer.authorize_judged(request, {**arguments, "related": []})
         except Refused as refused:
             return encode_denied(refused.decision)
         if admission is None:
@@ -201,13 +201,14 @@ class GitWorker:
         self._end, self._received = ours, b""
         agent = list(self._authorizer.agent)
         issue = self._session.session.issue
-        left = [directory for directory in self._left if os.path.isdir(directory)]
-        self._send({"agent": agent, "issue": issue, "directory": self._directory, "owner": owner, "left": left})
-        standing = self._receive(monotonic() + SECONDS)
-        if "failed" in standing:
+        leftovers = [directory for directory in self._left if os.path.isdir(directory)]
+        config = {"agent": agent, "issue": issue, "directory": self._directory, "owner": owner}
+        self._send({**config, "leftovers": leftovers})
+        recovered = self._receive(monotonic() + SECONDS)
+        if "failed" in recovered:
             self._stop()
-            raise GitError(standing["failed"], kind="unreadable")
-        for directory, ref, old, new, is_made in standing["standing"]:
+            raise GitError(recovered["failed"], kind="unreadable")
+        for directory, ref, old, new, is_made in recovered["recovered"]:
             if is_made:
                 self._published(self._left.get(directory, self._authorizer.agent.id)).note(ref, new)
             with suppress(TrailError):
@@ -215,7 +216,7 @@ class GitWorker:
                     "publish", {"ref": ref, "old": old, "new": new, "recovered": True, "made": is_made}
                 )
         self._left.clear()
-        return [ref for _, ref, _, _, is_made in standing["standing"] if is_made]
+        return [ref for _, ref, _, _, is_made in recovered["recovered"] if is_made]
 
     def _stop(self) -> None:
         if self._end is not None:

@@ -1,11 +1,13 @@
-"""Grants for git commands of the session: published files that the server brings into the source, although the policy
-refuses the change.
+"""Grants of a git command: published files that the server writes into the source although the policy refuses that.
 
-Git replaces a file by UNLINK, CREATE and WRITE. The server does not let git do that to the source. UNLINK hides the
-name in the mount. CREATE makes the whole published file under a temporary name and renames it onto the path. WRITE
-succeeds if it brings the bytes that the file already has, and changes nothing. So the source has the old content or the
-published content at each moment, and no byte that a process of the session sends. Every other request is judged as
-always, before and after the grant ends.
+Git replaces a file by UNLINK, CREATE and WRITE. For a granted path, the server handles them so:
+
+- UNLINK hides the name in the mount. The source keeps the file.
+- CREATE writes the published content to a temporary file, and renames it onto the path.
+- WRITE succeeds if the file already has these bytes. It changes nothing.
+
+Therefore the source has the old or the published content at each moment, and no bytes from a process of the session.
+The policy judges every other request, and every request after the grant has ended.
 """
 
 from __future__ import annotations

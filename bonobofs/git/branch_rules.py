@@ -317,7 +317,7 @@ def judge_message(rules: Rules, text: str, issue: str | None) -> Refusal | None:
 def foreign_trailers(text: str, own: tuple[str, str]) -> frozenset[str]:
     """Return the trailers `WORD-by: PERSON` that name another person than `own` (name and e-mail address)."""
     signature = f"{own[0]} <{own[1]}>"
-    return frozenset(f"{word.lower()}: {who}" for word, who in _TRAILER.findall(text) if who != signature)
+    return frozenset(f"{word.lower()}: {person}" for word, person in _TRAILER.findall(text) if person != signature)
 
 
 def is_text(text: str) -> bool:
@@ -445,26 +445,26 @@ def kind_of(context: BranchContext, *, merges: bool) -> UpdateKind:
     return UpdateKind.MERGE if merges else UpdateKind.FAST_FORWARD
 
 
-def judge_commit(rules: Rules, commit: CommitRecord, standing: CommitContext) -> Refusal | None:
+def judge_commit(rules: Rules, commit: CommitRecord, context: CommitContext) -> Refusal | None:
     """Return the refusal of a commit's committer, dates, author, trailers or message, or None."""
-    own = standing.own
+    own = context.own
     if (commit.committer.name, commit.committer.email) != own:
         return COMMITTER
-    latest = standing.now + SLACK
-    earliest = min(standing.parent_time(commit), standing.now) - SLACK
+    latest = context.now + SLACK
+    earliest = min(context.parent_time(commit), context.now) - SLACK
     if not earliest <= commit.committer.time <= latest or commit.author.time > latest:
         return DATE
     is_foreign = (commit.author.name, commit.author.email) != own
     trailers = foreign_trailers(commit.message, own)
     if is_foreign or trailers:
-        originals = [one for one in standing.originals(commit) if commit.message.startswith(one.message.rstrip())]
+        originals = [one for one in context.originals(commit) if commit.message.startswith(one.message.rstrip())]
         if is_foreign and not originals:
             return AUTHOR
         if not trailers <= frozenset[str]().union(*(foreign_trailers(one.message, own) for one in originals)):
             return TRAILER
     if len(commit.parents) > 1:
         return None
-    return None if is_foreign else judge_message(rules, commit.message, standing.issue)
+    return None if is_foreign else judge_message(rules, commit.message, context.issue)
 
 
 def read_commit(oid: str, data: bytes) -> CommitRecord | None:

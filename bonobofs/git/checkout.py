@@ -226,14 +226,17 @@ def diff_of(root: Path, home: Path, path: str | None) -> str:
         return os.fsdecode(checkout.run(*words, base, "--", *([] if path is None else [path])))
 
 
-def tracked_paths(root: Path, home: Path, wanted: Callable[[str], bool]) -> set[str]:
-    """Return the `wanted` paths in index or HEAD of the work tree. A submodule's path ends in "/". Raises GitError."""
+def tracked_paths(root: Path, home: Path, is_selected: Callable[[str], bool]) -> set[str]:
+    """Return the paths in index or HEAD of the work tree that are selected.
+
+    A submodule's path ends in "/". Raises GitError.
+    """
     with opened(root, home) as checkout:
         found = split(checkout.run("ls-files", "-z", "--stage"))
         if checkout.head.commit:
             found += split(checkout.run("ls-tree", "-r", "-z", "--full-tree", checkout.head.commit))
     records = (record.partition("\t") for record in found)
-    return {f"{path}/" if mode.startswith("160000") else path for mode, _, path in records if wanted(path)}
+    return {f"{path}/" if mode.startswith("160000") else path for mode, _, path in records if is_selected(path)}
 
 
 def check_rules(top: Path) -> None:

@@ -237,8 +237,8 @@ class _Operation:
             return ["commit-tree"]
         if form:
             return ["-c", f"gpg.format={form}", "-c", f"user.signingkey={os.path.expanduser(key)}", "commit-tree", "-S"]
-        asked = self.checkout.run("config", "--type=bool", "--default=false", "commit.gpgsign", operator=True)
-        return ["commit-tree", *(["-S"] if asked.strip() == b"true" else [])]
+        configured = self.checkout.run("config", "--type=bool", "--default=false", "commit.gpgsign", operator=True)
+        return ["commit-tree", *(["-S"] if configured.strip() == b"true" else [])]
 
 
 @recorded(
@@ -430,10 +430,10 @@ class GitGuard(Closing):
         """Return the changes that the policy judges: paths whose new content no protected branch has there."""
         repository = call.checkout.repository
         tips = repository.protected_tips(call.rules)
-        asked = [one for one in update.differences if all(repository.entry(tip, one.path) != one.new for tip in tips)]
+        judged = [one for one in update.differences if all(repository.entry(tip, one.path) != one.new for tip in tips)]
         changes = TreeChanges(repository, call.request.operation)
-        call.demand(changes.refusal(asked))
-        return list(changes.parts(asked, old))
+        call.demand(changes.refusal(judged))
+        return list(changes.parts(judged, old))
 
     def _check_files(self, call: _Operation, paths: Sequence[WorkspacePath]) -> None:
         """Judge each file by its path, kind and size before git reads it.

@@ -1,11 +1,13 @@
-"""Program `git` of a session. It calls the session before and after the real git, which does the work.
+"""Program `git` of a session. It runs the real git, and calls the session before and after it.
 
-Before: the session checks the role's list of subcommands. For a command that changes the work tree, it grants refused
-paths whose new content a protected branch has there now. After: the session ends the grant, the shim publishes the
-branch and shows the refusals of the command. Enforcement does not depend on the shim: without it, the mount refuses
-the same changes, and hooks publish.
+1. The session checks the role's list of subcommands.
+2. A command may change files that the role may not write. If a protected branch has their new content, the session
+   grants these files to the command.
+3. The real git runs.
+4. The session ends the grant. The shim publishes the branch, and shows the refusals of the command.
 
-The directory of the program identifies the session. No environment variable does.
+Enforcement does not depend on the shim. Without it, the mount refuses the same changes, and hooks publish. The
+directory of the program identifies the session.
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ _WORDS: Final = {"git.isolation": ("E_GIT_BOUNDARY_CWD_OUTSIDE_WORKTREE", "cwd-o
 
 def main() -> int:
     """Run `SESSION-DIRECTORY REAL-GIT ARGUMENTS…` from sys.argv; return the exit status, 77 for a refusal."""
-    directory, real, *given = sys.argv[1:]
-    line = resolve(real, split(given))
+    directory, real, *arguments = sys.argv[1:]
+    line = resolve(real, split(arguments))
     if only_reads(line):
-        os.execv(real, [real, *given])
+        os.execv(real, [real, *arguments])
     session = Path(directory)
     try:
-        return _run(session, real, given, line)
+        return _run(session, real, arguments, line)
     except Refused as refused:
         decision = refused.decision
         return _show(as_document(decision, decision.path, decision.operation), line.name)
@@ -59,7 +61,7 @@ def main() -> int:
     return 1
 
 
-def _run(session: Path, real: str, given: list[str], line: Line) -> int:
+def _run(session: Path, real: str, arguments: list[str], line: Line) -> int:
     git = Git(real, line.options)
     words: dict[str, Any] = {"subcommand": line.name, "arguments": list(line.arguments)}
     here = _directory(line)
@@ -67,22 +69,22 @@ def _run(session: Path, real: str, given: list[str], line: Line) -> int:
     root = str(begun["root"])
     top = os.path.realpath(git.line("rev-parse", "--show-toplevel") or "/")
     if not f"{top}/".startswith(f"{root}/"):
-        os.execv(real, [real, *given])  # another repository, or none: only the role's list applies
+        os.execv(real, [real, *arguments])  # another repository, or none: only the role's list applies
     grants: list[int] = []
     commit, changes = plan(git, line)
     files = details(git, changes, reads_content=begun["reads_content"]) if changes else []
     if head := next_head(git, line):
-        told = call(session, "git.head", head=head, check=True)
-        if "denied" in told:
-            return _show(told["denied"], line.name)
+        answer = call(session, "git.head", head=head, check=True)
+        if "denied" in answer:
+            return _show(answer["denied"], line.name)
     before = _head(git)
     theirs, ours = os.pipe()  # closed when this process ends; then the session ends the grants
     for at in range(0, len(files), _AT_A_TIME):
-        asked = {**words, "commit": commit, "head": before[1], "files": files[at : at + _AT_A_TIME]}
-        grants.append(call_with([theirs], session, "git.preflight", **asked)["grant"])
+        request = {**words, "commit": commit, "head": before[1], "files": files[at : at + _AT_A_TIME]}
+        grants.append(call_with([theirs], session, "git.preflight", **request)["grant"])
     since = datetime.now(UTC).isoformat(timespec="milliseconds")
     try:
-        status = _wait(real, given)
+        status = _wait(real, arguments)
     finally:
         for grant in filter(None, grants):
             call(session, "git.finish", grant=grant)
@@ -95,12 +97,12 @@ def _run(session: Path, real: str, given: list[str], line: Line) -> int:
     return REFUSED if refusals else status
 
 
-def _wait(real: str, given: list[str]) -> int:
+def _wait(real: str, arguments: list[str]) -> int:
     """Run the real git, forward signals to it, and return its exit status."""
     handled = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     for number in (signal.SIGINT, signal.SIGQUIT):  # the terminal also sends them to git
         signal.signal(number, lambda *_: None)
-    with subprocess.Popen([real, *given]) as running:
+    with subprocess.Popen([real, *arguments]) as running:
         for number in handled:
             signal.signal(number, lambda sent, _: running.send_signal(sent))
         status = running.wait()
@@ -128,28 +130,28 @@ def _refusals(root: str, since: str) -> list[dict[str, Any]]:
     """Return the mount's refusals since an ISO 8601 time, the first of each path."""
     found: dict[str, dict[str, Any]] = {}
     with suppress(OSError), open(os.path.join(root, ".bonobofs/denials.jsonl"), encoding="utf-8") as lines:
-        for told in map(json.loads, lines):
-            if told.pop("timestamp") >= since and told["operation"] not in _TRIED:
-                found.setdefault(told["path"], told)
+        for denial in map(json.loads, lines):
+            if denial.pop("timestamp") >= since and denial["operation"] not in _TRIED:
+                found.setdefault(denial["path"], denial)
     return list(found.values())
 
 
-def _show(told: dict[str, Any], subcommand: str) -> int:
+def _show(denial: dict[str, Any], subcommand: str) -> int:
     """Write a refusal to stderr as one line of JSON and one of text; return the exit status."""
-    code, error = _WORDS.get(told["rule"]) or _by_code(told)
-    held = f"It is held by {told['holder']} until {told['until']}." if "holder" in told else ""
-    path = f"{told['path']}:" if told["path"] else ""
-    text = " ".join(f"git: {path} {told['reason']} {told.get('about', '')} {held} {told['instead']}".split())
-    document = {"cleo_error": True, **told, "code": code, "subcommand": subcommand, "error": error}
+    code, error = _WORDS.get(denial["rule"]) or _by_code(denial)
+    holder = f"It is held by {denial['holder']} until {denial['until']}." if "holder" in denial else ""
+    path = f"{denial['path']}:" if denial["path"] else ""
+    text = " ".join(f"git: {path} {denial['reason']} {denial.get('about', '')} {holder} {denial['instead']}".split())
+    document = {"cleo_error": True, **denial, "code": code, "subcommand": subcommand, "error": error}
     sys.stderr.buffer.write(os.fsencode(f"{json.dumps(document)}\n{text}\n"))
     sys.stderr.flush()
     return REFUSED
 
 
-def _by_code(told: dict[str, Any]) -> tuple[str, str]:
-    if told["rule"].startswith("role:") and ":git:" in told["rule"]:
+def _by_code(denial: dict[str, Any]) -> tuple[str, str]:
+    if denial["rule"].startswith("role:") and ":git:" in denial["rule"]:
         return "E_GIT_OP_BLOCKED", "op-blocked"
-    word = told["rule"].removeprefix("git.") if told["code"] == "GIT" else told["code"].lower()
+    word = denial["rule"].removeprefix("git.") if denial["code"] == "GIT" else denial["code"].lower()
     return f"E_GIT_{word.upper().replace('-', '_')}", word
 
 
@@ -198,8 +200,8 @@ def details(git: Git, changes: Changes, *, reads_content: bool) -> list[list[obj
     """Return rows for `git.preflight`: path, mode, blob id, size (-1: unknown), first bytes or symlink target."""
     blobs = {oid: mode for mode, oid in changes.values() if oid and mode not in (GONE, SUBMODULE)}
     sizes: dict[str, int] = {}
-    told = git.output("cat-file", "--batch-check=%(objectname) %(objectsize)", data=_lines(blobs))
-    for line in told.decode().splitlines():
+    output = git.output("cat-file", "--batch-check=%(objectname) %(objectsize)", data=_lines(blobs))
+    for line in output.decode().splitlines():
         oid, _, size = line.partition(" ")
         sizes[oid] = int(size) if size.isdecimal() else -1
     wanted = {oid: size for oid, size in sizes.items() if size >= 0 and (reads_content or blobs[oid] == SYMLINK)}
@@ -243,9 +245,9 @@ def _from_index(git: Git, new: str, *paths: str) -> Changes:
     return _between(git, "diff-index", "--cached", "-R", new, "--", *paths)
 
 
-def _merged(git: Git, one: str, other: str) -> str:
+def _merged(git: Git, first: str, second: str) -> str:
     """Return the tree of the merge of two commits, with conflict markers, or "" if git fails."""
-    status, text = git.run("merge-tree", "--write-tree", "--no-messages", "--name-only", one, other)
+    status, text = git.run("merge-tree", "--write-tree", "--no-messages", "--name-only", first, second)
     return text.split("\n", 1)[0] if status in (0, 1) else ""
 
 

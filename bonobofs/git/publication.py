@@ -459,15 +459,15 @@ _SUFFIXES: Final = (".pack", ".rev", ".bitmap", ".mtimes", ".keep", ".idx")
 """Order in which the files of a pack must appear. git uses a pack once its .idx exists."""
 
 
-def add_objects(found: Path, store: Path, token: str) -> None:
-    """Add all objects of the object directory `found` to `store` and sync them. Raises OSError.
+def add_objects(objects: Path, store: Path, token: str) -> None:
+    """Add all objects of the object directory `objects` to `store` and sync them. Raises OSError.
 
     Existing objects stay. Temporary files in `store` are named `tmp_bonobofs_TOKEN_…`. git ignores them and prunes
     old ones.
     """
     for last in (False, False, True):
         try:
-            _add_objects(found, store, token)
+            _add_objects(objects, store, token)
         except FileNotFoundError:  # git gc removed an empty directory or a temporary file
             if last:
                 raise
@@ -475,13 +475,13 @@ def add_objects(found: Path, store: Path, token: str) -> None:
             return
 
 
-def _add_objects(found: Path, store: Path, token: str) -> None:
-    for pack in sorted((found / "pack").glob("pack-*.pack")):
+def _add_objects(objects: Path, store: Path, token: str) -> None:
+    for pack in sorted((objects / "pack").glob("pack-*.pack")):
         for suffix in _SUFFIXES:
             piece = pack.with_suffix(suffix)
             if suffix != ".keep" and piece.exists():
                 _add(piece, store / "pack" / piece.name, store, token)
-    for directory in found.iterdir():
+    for directory in objects.iterdir():
         if len(directory.name) == 2 and directory.is_dir():
             target = store / directory.name
             target.mkdir(exist_ok=True)

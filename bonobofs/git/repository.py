@@ -107,10 +107,10 @@ class Repository:
         except (KeyError, ValueError, pygit2.GitError) as error:
             raise GitError(f"object {oid} cannot be read", kind="damaged") from error
 
-    def new_commits(self, tip: str, known: Iterable[str], limit: int) -> list[str]:
-        """Return the commits that `tip` reaches and `known` does not, parents first, at most `limit + 1`."""
+    def new_commits(self, tip: str, excluded: Iterable[str], limit: int) -> list[str]:
+        """Return the commits that `tip` reaches and `excluded` does not, parents first, at most `limit + 1`."""
         walk = self.raw.walk(pygit2.Oid(hex=tip), pygit2.enums.SortMode.TOPOLOGICAL | pygit2.enums.SortMode.REVERSE)
-        for each in known:
+        for each in excluded:
             walk.hide(pygit2.Oid(hex=each))
         found = []
         for commit in walk:
@@ -119,9 +119,9 @@ class Repository:
                 break
         return found
 
-    def merge_base(self, one: str, other: str) -> str:
+    def merge_base(self, first: str, second: str) -> str:
         """Return the best common ancestor, or ""."""
-        base: object = self.raw.merge_base(pygit2.Oid(hex=one), pygit2.Oid(hex=other))
+        base: object = self.raw.merge_base(pygit2.Oid(hex=first), pygit2.Oid(hex=second))
         return "" if base is None else str(base)
 
     def reaches(self, tip: str, commit: str) -> bool:
@@ -215,11 +215,11 @@ class Repository:
             assert patch is not None
             delta = patch.delta
             ends = (delta.old_file, delta.new_file)
-            told: list[object] = [(end.raw_path, int(end.mode)) for end in ends]
+            parts: list[object] = [(end.raw_path, int(end.mode)) for end in ends]
             if delta.is_binary:
-                told += [str(end.id) for end in ends]
-            told += [(line.origin, line.raw_content) for hunk in patch.hunks for line in hunk.lines]
-            digest.update(repr(told).encode())
+                parts += [str(end.id) for end in ends]
+            parts += [(line.origin, line.raw_content) for hunk in patch.hunks for line in hunk.lines]
+            digest.update(repr(parts).encode())
         return digest.hexdigest()
 
     def has_submodule_commit(self, oid: str) -> bool:

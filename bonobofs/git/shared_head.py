@@ -122,7 +122,7 @@ class Index(Replacement):
             shutil.copy(self._place, self.copy)
         lines = b"".join(self._lines())
         if lines:
-            self._git("update-index", "-z", "--index-info", given=lines)
+            self._git("update-index", "-z", "--index-info", data=lines)
         self._is_changed = bool(lines)
 
     def _lines(self) -> Iterator[bytes]:
@@ -150,7 +150,7 @@ class Index(Replacement):
             found.setdefault(path, []).append(Entry(int(mode, 8), oid))
         return found
 
-    def _git(self, *arguments: str | bytes, given: bytes = b"") -> bytes:
+    def _git(self, *arguments: str | bytes, data: bytes = b"") -> bytes:
         """Run git on the copy, in an empty git directory. Raises GitError if it fails."""
         if not self._room.exists():
             for name in ("objects", "refs"):
@@ -165,7 +165,7 @@ class Index(Replacement):
             "GIT_LITERAL_PATHSPECS": "1",
         }
         # A split index would refer to a file in the empty git directory.
-        return run_git("-c", "core.splitIndex=false", *arguments, data=given, environment=environment, kind="index")
+        return run_git("-c", "core.splitIndex=false", *arguments, data=data, environment=environment, kind="index")
 
 
 class Head(Replacement):

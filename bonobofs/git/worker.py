@@ -54,7 +54,7 @@ SECONDS: Final = 300.0
 _MOST_BYTES: Final = 4 << 30
 _MOST_MEMORY: Final = 4 << 30
 _LONGEST_REQUEST: Final = 1 << 20
-_MOST_TOLD: Final = 500
+_LONGEST_FAILURE: Final = 500
 _TRIES: Final = 50
 _BETWEEN: Final = 0.1
 """Seconds between retries to lock a journal."""
@@ -130,9 +130,9 @@ class Channel:
         descriptors, self._descriptors = self._descriptors, []
         return json.loads(line), descriptors
 
-    def ask(self, what: str, **document: Any) -> dict[str, Any]:
+    def ask(self, kind: str, **document: Any) -> dict[str, Any]:
         """Return the companion's answer. Raises GitError if the request failed, EOFError if the companion is gone."""
-        self.send({"ask": what, **document})
+        self.send({"ask": kind, **document})
         answer = self.receive()[0]
         if "failed" in answer:
             raise GitError(answer["failed"], kind="companion")
@@ -198,8 +198,8 @@ class JudgingAuthorizer:
         return Refused(denied)
 
     def _ended(self, outcome: Outcome) -> None:
-        told = {"error": outcome.error, "reason": outcome.reason, "details": outcome.details}
-        self._channel.ask("ended", number=outcome.seq, **told)
+        error, reason, details = outcome.error, outcome.reason, outcome.details
+        self._channel.ask("ended", number=outcome.seq, error=error, reason=reason, details=details)
 
 
 class _RemoteBranches:
@@ -220,10 +220,10 @@ class Worker:
     """Serves one session. The working directory must be the root of the source."""
 
     def __init__(self, channel: Channel, config: dict[str, Any]) -> None:
-        """`config`: {"agent", "issue", "directory", "left"}.
+        """`config`: {"agent", "issue", "directory", "leftovers"}.
 
-        `directory` belongs to this worker. `left` lists directories of dead workers of this source; they are recovered
-        and removed. Raises GitError, OSError.
+        `directory` belongs to this worker. `leftovers` lists directories of dead workers of this source. The worker
+        recovers and removes them. Raises GitError, OSError.
         """
         self._channel: Final = channel
         self._issue: Final[str | None] = config["issue"]
@@ -231,7 +231,7 @@ class Worker:
         self._git_dir, self._common = find_git_dirs(Path.cwd())
         self._authorizer: Final = JudgingAuthorizer(channel, Principal(*config["agent"]))
         self._branches: Final = _RemoteBranches(channel)
-        places = [self._directory, *map(Path, config["left"])]
+        places = [self._directory, *map(Path, config["leftovers"])]
         self._left: Final = [(str(place), left) for place in places for left in _patiently(recover, place / JOURNAL)]
         self._journal: Final = Journal(self._directory / JOURNAL)
         self._finish()
@@ -241,7 +241,7 @@ class Worker:
         self._acts: Final[dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]]] = {
             "receive": self._receive,
             "upload": lambda _, descriptors: self._upload(descriptors),
-            "head": lambda asked, _: self._mirror(asked),
+            "head": lambda call, _: self._mirror(call),
             "prepare": self._prepare,
         }
 
@@ -256,12 +256,12 @@ class Worker:
 
     def run(self) -> None:
         """Serve requests until the companion is gone. Raises EOFError."""
-        self._channel.send({"standing": [[place, *left] for place, left in self._left]})
+        self._channel.send({"recovered": [[place, *left] for place, left in self._left]})
         while True:
-            asked, descriptors = self._channel.receive()
+            call, descriptors = self._channel.receive()
             try:
-                self._authorizer.follow(asked.pop("state"))
-                answer = self._acts[asked.pop("do")](asked, descriptors)
+                self._authorizer.follow(call.pop("state"))
+                answer = self._acts[call.pop("do")](call, descriptors)
             except (BonobofsError, OSError) as error:
                 answer = _failure(error)
             finally:
@@ -269,16 +269,16 @@ class Worker:
                     os.close(descriptor)
             self._channel.send({"done": answer})
 
-    def _receive(self, asked: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def _receive(self, call: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         """Run receive-pack on the descriptors, judge and publish in its hook, then mirror HEAD."""
-        receiving = _Receiving(self._directory, self._common, self._advertised(asked.get("ref", "")))
+        receiving = _Receiving(self._directory, self._common, self._advertised(call.get("ref", "")))
         try:
-            answer = self._serve(receiving, descriptors, quiet="head" in asked)
+            answer = self._serve(receiving, descriptors, quiet="head" in call)
         finally:
             receiving.remove()
-        if "head" in asked and answer["status"] == 0:
+        if "head" in call and answer["status"] == 0:
             try:
-                answer |= {key: value for key, value in self._mirror(asked).items() if value}
+                answer |= {key: value for key, value in self._mirror(call).items() if value}
             except (BonobofsError, OSError) as error:
                 failed = _failure(error, "HEAD of the source is not changed")
                 answer |= {**failed, "line": "; ".join(filter(None, (answer["line"], failed["line"])))}
@@ -324,28 +324,28 @@ class Worker:
             published = publisher.publish(updates, issue=self._issue, follow=follow)
         except IncompleteError as error:
             failed = "; ".join(error.failures)
-            return {"status": 0, "line": f"{_told(error.published)}, but a later step failed: {failed}"}
+            return {"status": 0, "line": f"{_described(error.published)}, but a later step failed: {failed}"}
         except (BonobofsError, OSError) as error:
             return _failure(error)
-        return {"status": 0, "line": _told(published)}
+        return {"status": 0, "line": _described(published)}
 
     def _index(self, changes: Iterable[Difference], *, keep: bool) -> Index:
         return Index(self._git_dir, self._directory, self._journal.token, changes, keep=keep)
 
-    def _mirror(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _mirror(self, call: dict[str, Any]) -> dict[str, Any]:
         """Set HEAD and index of the source's checkout to the session's HEAD. Raises Refused.
 
         `head` is the session's HEAD. `expected` is the source's HEAD as this session last saw or set it. `shared` is
         true if another session works on this checkout. `check` only judges.
         """
-        head, current = asked["head"], read_head(self._git_dir)
+        head, current = call["head"], read_head(self._git_dir)
         if head == current:
             return {"status": 0, "line": "", "head": head}
         repository = Repository(self._git_dir)
         old, new = (self._commit_of(repository, each) for each in (current, head))
-        if current != asked["expected"] or asked["shared"]:
+        if current != call["expected"] or call["shared"]:
             raise self._refuse(branch_rules.SHARED, f"HEAD of the source: {current}.", _SWITCH)
-        check = asked.get("check")  # the command that follows may publish the commit of the new HEAD
+        check = call.get("check")  # the command that follows may publish the commit of the new HEAD
         if not check and not new and (old or not head.startswith(f"ref: {BRANCHES}")):
             raise self._refuse(branch_rules.UNPUBLISHED, f"HEAD: {head}.", _SWITCH)
         details = {"from": current, "to": head, "commit": new, TOUCHES: [".git/"]}
@@ -396,9 +396,9 @@ class Worker:
             receiving.remove()
         return {"status": running.returncode}
 
-    def _prepare(self, asked: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def _prepare(self, call: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         rules = rules_of(self._authorizer.policy.document)
-        return prepare(Repository(self._git_dir), rules, descriptors[0], asked)
+        return prepare(Repository(self._git_dir), rules, descriptors[0], call)
 
     def _advertised(self, ref: str) -> dict[str, str]:
         """Return {ref: commit} of the protected branches, `ref` and up to MOST_ADVERTISED branches of the source."""
@@ -504,14 +504,14 @@ class _Receiving:
 
     def failure(self) -> str:
         """Return why git stored no objects, or "" if no child of it failed."""
-        told, failed = [], False
+        messages, failed = [], False
         with suppress(FileNotFoundError):
             for line in self._events.read_bytes().splitlines():
                 event = json.loads(line)
                 failed |= event["event"] == "child_exit" and event["code"] != 0
                 if event["event"] == "error":
-                    told.append(event["msg"])
-        return ": ".join(told)[:_MOST_TOLD] or "git cannot read the pack" if failed else ""
+                    messages.append(event["msg"])
+        return ": ".join(messages)[:_LONGEST_FAILURE] or "git cannot read the pack" if failed else ""
 
     def remove(self) -> None:
         os.close(self._request)
@@ -548,7 +548,7 @@ def _end(running: subprocess.Popen[bytes]) -> None:
     running.wait()
 
 
-def _told(published: Sequence[Published]) -> str:
+def _described(published: Sequence[Published]) -> str:
     lines = []
     for update in published:
         count = len(update.commits)

@@ -82,87 +82,92 @@ class WorktreeStatus(NamedTuple):
     mounted: bool
 
 
-def add(home: Path, wanted: WorktreeRequest) -> AddedWorktree:
+def add(home: Path, request: WorktreeRequest) -> AddedWorktree:
     """Create and mount a worktree for an issue, or mount the existing one again.
 
     ForbiddenError, or Refused from the Beads gate: the issue is blocked by others, or its branch has foreign commits.
     UsageError, GitError, BeadsError, MountError. After an error no new worktree is left.
     """
-    if not _ISSUE.fullmatch(wanted.issue):
-        raise UsageError(f"{wanted.issue!r} can be no issue: letters, digits, dots, dashes and underscores")
-    repository = _repository(home, wanted.repository)
-    with _alone(home):
-        found = linked_worktree.find(repository)
-        _check_open(found.common)
-        there = next((one for one in _present(home, found.common) if one.issue == wanted.issue), None)
+    if not _ISSUE.fullmatch(request.issue):
+        raise UsageError(f"{request.issue!r} is no issue id; use letters, digits, dots, dashes and underscores")
+    repository = _repository(home, request.repository)
+    with _locked(home):
+        location = linked_worktree.find(repository)
+        _check_open(location.common)
+        there = next((record for record in _present(home, location.common) if record.issue == request.issue), None)
         if there is not None and there.ready:
-            return _mount_again(home, there, wanted)
+            return _mount_again(home, there, request)
         if there is not None:
-            _take_away(home, there)
-        base = linked_worktree.base_of(found.common, wanted.base)
-        waits_for = unresolved(home, found, base, wanted)
+            _delete(home, there)
+        base = linked_worktree.base_of(location.common, request.base)
+        waits_for = unresolved(home, location, base, request)
         if waits_for:
             raise ForbiddenError(
-                f"{wanted.issue} waits for {', '.join(waits_for)}, whose work is not in the base yet; finish that first"
+                f"{request.issue} waits for {', '.join(waits_for)}, whose work is not in the base yet; "
+                "finish that first"
             )
-        return _make(home, found, base, wanted)
+        return _make(home, location, base, request)
 
 
-def unresolved(home: Path, found: linked_worktree.RepositoryLocation, base: str, wanted: WorktreeRequest) -> list[str]:
+def unresolved(
+    home: Path, location: linked_worktree.RepositoryLocation, base: str, request: WorktreeRequest
+) -> list[str]:
     """Return the issues of `depends_on` whose work is not in the base, so that the worktree would lack it."""
-    common = found.common
-    tips = {one.issue: one.tip for one in load_all(home) if one.common == str(common) and one.tip is not None}
+    common = location.common
+    tips = {
+        record.issue: record.tip for record in load_all(home) if record.common == str(common) and record.tip is not None
+    }
 
     def is_in(issue: str) -> bool:
-        tip = linked_worktree.tip_of(common, _branch(home, wanted, found.top, issue)) or tips.get(issue)
+        tip = linked_worktree.tip_of(common, _branch(home, request, location.top, issue)) or tips.get(issue)
         return tip is not None and linked_worktree.holds(common, base, tip)
 
-    return [issue for issue in wanted.depends_on if not is_in(issue)]
+    return [issue for issue in request.depends_on if not is_in(issue)]
 
 
 def statuses(home: Path) -> list[WorktreeStatus]:
     """Return the status of all worktrees that are not removed."""
     found = []
-    for one in load_all(home):
-        if one.removed is None:
-            work = worktree_paths(home, one.worktree).work
-            found.append(WorktreeStatus(one, work, live_at(home, work) is not None))
+    for record in load_all(home):
+        if record.removed is None:
+            work = worktree_paths(home, record.worktree).work
+            found.append(WorktreeStatus(record, work, live_at(home, work) is not None))
     return found
 
 
-def remove(home: Path, named: str) -> RemovedWorktree:
+def remove(home: Path, name: str) -> RemovedWorktree:
     """Remove the worktree of that issue, path or UUID. Uncommitted files and the branch are kept.
 
     MountError: a program uses the mount. UsageError: no worktree or several match. After a kill it can be run again,
     and keeps the remaining files.
     """
-    with _alone(home):
-        one = _chosen(home, named)
-        if not Path(one.repository).is_dir():
-            return _removed(home, one, {})
-        _check_open(Path(one.common))
+    with _locked(home):
+        record = _find(home, name)
+        if not Path(record.repository).is_dir():
+            return _removed(home, record, {})
+        _check_open(Path(record.common))
         with (
-            open_session(one.repository, preset=None) as opened,
-            _entered(opened, Operation.REMOVE_WORKTREE, one) as more,
+            open_session(record.repository, preset=None) as opened,
+            _recorded(opened, Operation.REMOVE_WORKTREE, record) as more,
         ):
-            return _removed(home, one, more)
+            return _removed(home, record, more)
 
 
-def _removed(home: Path, one: Worktree, told: dict[str, Any]) -> RemovedWorktree:
-    """Unmount, move uncommitted files away, and remove the worktree. `told["kept"]` is set before the removal."""
-    where = worktree_paths(home, one.worktree)
+def _removed(home: Path, record: Worktree, details: dict[str, Any]) -> RemovedWorktree:
+    """Unmount, move uncommitted files to the kept directory, and set `details["kept"]`. Then remove the worktree."""
+    where = worktree_paths(home, record.worktree)
     repositories: tuple[str, ...] = ()
     if mounts.at(where.work) or live_at(home, where.work) is not None:
         repositories = tuple(map(str, unmount_session(home, where.work).kept))
-    removed = _emptied(home, one, where)._replace(repositories=repositories)
-    told["kept"] = str(removed.kept or "")
-    _take_away(home, one)
+    removed = _move_unsaved(home, record, where)._replace(repositories=repositories)
+    details["kept"] = str(removed.kept or "")
+    _delete(home, record)
     return removed
 
 
-def _repository(home: Path, named: Path) -> Path:
-    """Return `named` without symlinks; inside a mount, return the mount's source."""
-    path = Path(os.path.realpath(named))
+def _repository(home: Path, path: Path) -> Path:
+    """Return `path` without symlinks; inside a mount, return the mount's source."""
+    path = Path(os.path.realpath(path))
     session = session_around(home, path)
     if session is not None and session.session.mountpoint and mounts.mount_around(path) is not None:
         return Path(session.session.source)
@@ -176,12 +181,12 @@ def _check_open(common: Path) -> None:
 
 
 def _present(home: Path, common: Path) -> list[Worktree]:
-    return [one for one in load_all(home) if one.removed is None and one.common == str(common)]
+    return [record for record in load_all(home) if record.removed is None and record.common == str(common)]
 
 
-def _branch(home: Path, wanted: WorktreeRequest, repository: Path, issue: str) -> str:
+def _branch(home: Path, request: WorktreeRequest, repository: Path, issue: str) -> str:
     """Return the branch name of an issue: the prefix and the lower-case id, with `-` for `.` and `_`. UsageError."""
-    rules = rules_of(choose_policy(home, wanted.policy, repository).plain)
+    rules = rules_of(choose_policy(home, request.policy, repository).plain)
     branch = rules.branch_prefix + re.sub(r"[._]", "-", issue.lower())
     refusal = new_branch(rules, branch)
     if refusal is not None:
@@ -189,16 +194,18 @@ def _branch(home: Path, wanted: WorktreeRequest, repository: Path, issue: str) -
     return branch
 
 
-def _make(home: Path, found: linked_worktree.RepositoryLocation, base: str, wanted: WorktreeRequest) -> AddedWorktree:
-    branch = _branch(home, wanted, found.top, wanted.issue)
+def _make(
+    home: Path, location: linked_worktree.RepositoryLocation, base: str, request: WorktreeRequest
+) -> AddedWorktree:
+    branch = _branch(home, request, location.top, request.issue)
     identity = str(uuid.uuid4())
-    one = Worktree(
+    record = Worktree(
         worktree=identity,
-        issue=wanted.issue,
+        issue=request.issue,
         branch=branch,
-        agent=wanted.agent,
-        repository=str(found.top),
-        common=str(found.common),
+        agent=request.agent,
+        repository=str(location.top),
+        common=str(location.common),
         name=f"{branch.replace('/', '-')}-{identity[:8]}",
         base=base,
         made=datetime.now(UTC).isoformat(),
@@ -206,89 +213,89 @@ def _make(home: Path, found: linked_worktree.RepositoryLocation, base: str, want
         removed=None,
         tip=None,
     )
-    terms: dict[str, Any] = {"agent": wanted.agent, "role": wanted.role, "policy": wanted.policy, "preset": None}
-    with open_session(found.top, **terms) as opened:
-        branches = PublishedBranches(home, found.common, opened.guard.agent.id)
-        tip = _check_branch(home, one, branches.find(f"refs/heads/{branch}"), opened.guard.agent.id)
-        one = dataclasses.replace(one, tip=tip)
-        _begin_issue(home, opened, one, identity)
+    terms: dict[str, Any] = {"agent": request.agent, "role": request.role, "policy": request.policy, "preset": None}
+    with open_session(location.top, **terms) as opened:
+        branches = PublishedBranches(home, location.common, opened.guard.agent.id)
+        tip = _check_branch(home, record, branches.find(f"refs/heads/{branch}"), opened.guard.agent.id)
+        record = dataclasses.replace(record, tip=tip)
+        _begin_issue(home, opened, record, identity)
         try:
-            with _entered(opened, Operation.CREATE_WORKTREE, one):
-                made = _ready(home, one)
+            with _recorded(opened, Operation.CREATE_WORKTREE, record):
+                made = _create(home, record)
                 branches.note(f"refs/heads/{branch}", tip or base)
         except BaseException:
-            _undo(home, opened, one)
+            _undo(home, opened, record)
             raise
     try:
-        return AddedWorktree(made, worktree_paths(home, identity).work, _mount(home, made, wanted))
+        return AddedWorktree(made, worktree_paths(home, identity).work, _mount(home, made, request))
     except BaseException:
-        with open_session(found.top, **terms) as opened:
-            _undo(home, opened, one)
+        with open_session(location.top, **terms) as opened:
+            _undo(home, opened, record)
         raise
 
 
-def _begin_issue(home: Path, opened: OpenSession, one: Worktree, worktree: str) -> None:
+def _begin_issue(home: Path, opened: OpenSession, record: Worktree, worktree: str) -> None:
     """Store in the issue that this worktree is made for it, if the repository has issues. "" is no worktree."""
-    if seek_beads(Path(one.repository), home) is not None:
-        BeadsGuard(opened).begin_work(one.issue, one.agent, worktree)
+    if seek_beads(Path(record.repository), home) is not None:
+        BeadsGuard(opened).begin_work(record.issue, record.agent, worktree)
 
 
-def _undo(home: Path, opened: OpenSession, one: Worktree) -> None:
+def _undo(home: Path, opened: OpenSession, record: Worktree) -> None:
     """Remove a worktree whose creation failed, its publisher, and its mark in the issue."""
-    _take_away(home, one)
-    if one.tip is None:
-        PublishedBranches(home, Path(one.common), opened.guard.agent.id).note(f"refs/heads/{one.branch}", "")
-    earlier = [each.worktree for each in load_all(home) if (each.common, each.issue) == (one.common, one.issue)]
-    _begin_issue(home, opened, one, earlier[-1] if earlier else "")
+    _delete(home, record)
+    if record.tip is None:
+        PublishedBranches(home, Path(record.common), opened.guard.agent.id).note(f"refs/heads/{record.branch}", "")
+    earlier = [each.worktree for each in load_all(home) if (each.common, each.issue) == (record.common, record.issue)]
+    _begin_issue(home, opened, record, earlier[-1] if earlier else "")
 
 
-def _check_branch(home: Path, one: Worktree, published: tuple[str, str], agent_id: str) -> str | None:
+def _check_branch(home: Path, record: Worktree, published: tuple[str, str], agent_id: str) -> str | None:
     """Return the tip of the branch, or None. ForbiddenError: it has commits that this agent did not publish."""
-    common = Path(one.common)
-    tip = linked_worktree.tip_of(common, one.branch)
+    common = Path(record.common)
+    tip = linked_worktree.tip_of(common, record.branch)
     earlier = {
         each.tip
         for each in load_all(home)
-        if (each.common, each.issue, each.agent) == (one.common, one.issue, one.agent)
+        if (each.common, each.issue, each.agent) == (record.common, record.issue, record.agent)
     }
     if tip is None or published == (agent_id, tip) or tip in earlier:
         return tip
-    commits = linked_worktree.commits_since(common, one.base, tip)
+    commits = linked_worktree.commits_since(common, record.base, tip)
     if commits:
         raise ForbiddenError(
-            f"the branch {one.branch} has commits that {one.agent} did not publish: {'; '.join(commits)}; rename or "
-            "delete the branch, or choose another issue"
+            f"the branch {record.branch} has commits that {record.agent} did not publish: {'; '.join(commits)}; "
+            "rename or delete the branch, or choose another issue"
         )
     return tip
 
 
-def _ready(home: Path, one: Worktree) -> Worktree:
+def _create(home: Path, record: Worktree) -> Worktree:
     """Register the worktree, then create its branch and its directories."""
-    where = worktree_paths(home, one.worktree)
-    save(home, one)
-    linked_worktree.make(Path(one.common), one.name, where.tree, one.branch, one.base)
+    where = worktree_paths(home, record.worktree)
+    save(home, record)
+    linked_worktree.make(Path(record.common), record.name, where.tree, record.branch, record.base)
     where.work.mkdir(mode=0o700)
-    save(home, made := dataclasses.replace(one, ready=True, tip=None))
+    save(home, made := dataclasses.replace(record, ready=True, tip=None))
     return made
 
 
 @contextlib.contextmanager
-def _entered(opened: OpenSession, operation: Operation, one: Worktree) -> Iterator[dict[str, Any]]:
+def _recorded(opened: OpenSession, operation: Operation, record: Worktree) -> Iterator[dict[str, Any]]:
     """Record intent and outcome of the block in the trail. The outcome includes the entries of the given dictionary."""
-    trail, more = opened.guard.trail, dict[str, Any]()
+    trail, results = opened.guard.trail, dict[str, Any]()
     details: dict[str, Any] = {
-        "worktree": one.worktree,
-        "issue": one.issue,
-        "branch": one.branch,
-        "for": one.agent,
-        "base": one.base,
+        "worktree": record.worktree,
+        "issue": record.issue,
+        "branch": record.branch,
+        "for": record.agent,
+        "base": record.base,
     }
     details[TOUCHES] = [".git/"]
     action = ACTIONS[operation]
     seq = trail.intent(operation, "", action, "", guard="git", details=details)
     error = errno.EINTR
     try:
-        yield more
+        yield results
         error = 0
     except OSError as failed:
         error = failed.errno or errno.EIO
@@ -297,50 +304,52 @@ def _entered(opened: OpenSession, operation: Operation, one: Worktree) -> Iterat
         error = errno.EIO
         raise
     finally:
-        trail.outcome(seq, operation, "", guard="git", action=action, error=error, details=more)
+        trail.outcome(seq, operation, "", guard="git", action=action, error=error, details=results)
 
 
-def _mount_again(home: Path, one: Worktree, wanted: WorktreeRequest) -> AddedWorktree:
-    if one.agent != wanted.agent:
-        raise UsageError(f"{one.issue} is {one.agent}'s, who has a worktree for it; remove that first")
-    where = worktree_paths(home, one.worktree)
+def _mount_again(home: Path, record: Worktree, request: WorktreeRequest) -> AddedWorktree:
+    if record.agent != request.agent:
+        raise UsageError(f"{record.issue} is {record.agent}'s, who has a worktree for it; remove that first")
+    where = worktree_paths(home, record.worktree)
     if live_at(home, where.work) is not None:
-        return AddedWorktree(one, where.work, None)
-    return AddedWorktree(one, where.work, _mount(home, one, wanted))
+        return AddedWorktree(record, where.work, None)
+    return AddedWorktree(record, where.work, _mount(home, record, request))
 
 
-def _mount(home: Path, one: Worktree, wanted: WorktreeRequest) -> MountedSession:
-    where = worktree_paths(home, one.worktree)
+def _mount(home: Path, record: Worktree, request: WorktreeRequest) -> MountedSession:
+    where = worktree_paths(home, record.worktree)
     order = MountRequest(
         where.tree,
         where.work,
-        agent=one.agent,
-        role=wanted.role,
-        policy=wanted.policy,
-        issue=one.issue,
-        policy_of=Path(one.repository),
+        agent=record.agent,
+        role=request.role,
+        policy=request.policy,
+        issue=record.issue,
+        policy_of=Path(record.repository),
     )
     return start(home, order)
 
 
-def _chosen(home: Path, named: str) -> Worktree:
-    path = Path(os.path.abspath(named))
+def _find(home: Path, name: str) -> Worktree:
+    path = Path(os.path.abspath(name))
     found = []
-    for one in load_all(home):
-        where = worktree_paths(home, one.worktree)
-        if one.removed is None and (named in (one.issue, one.worktree) or path in (where.top, where.tree, where.work)):
-            found.append(one)
+    for record in load_all(home):
+        where = worktree_paths(home, record.worktree)
+        if record.removed is None and (
+            name in (record.issue, record.worktree) or path in (where.top, where.tree, where.work)
+        ):
+            found.append(record)
     if len(found) == 1:
         return found[0]
     if found:
-        raise UsageError(f"{named} names {len(found)} worktrees; name one by its path: bonobofs worktree list")
-    raise UsageError(f"there is no worktree {named}; see bonobofs worktree list")
+        raise UsageError(f"{name} names {len(found)} worktrees; name one by its path: bonobofs worktree list")
+    raise UsageError(f"there is no worktree {name}; see bonobofs worktree list")
 
 
-def _emptied(home: Path, one: Worktree, where: WorktreePaths) -> RemovedWorktree:
+def _move_unsaved(home: Path, record: Worktree, where: WorktreePaths) -> RemovedWorktree:
     """Move all content that is in no commit to the directory of kept files."""
     if not where.tree.exists():
-        return RemovedWorktree(one, None, (), (), ())
+        return RemovedWorktree(record, None, (), (), ())
     try:
         unsaved = linked_worktree.unsaved(where.tree, home)
     except GitError as error:
@@ -349,7 +358,7 @@ def _emptied(home: Path, one: Worktree, where: WorktreePaths) -> RemovedWorktree
         # The repository is gone with all commits, so keep the whole tree.
         place = _free(where.kept)
         os.rename(where.tree, place)
-        return RemovedWorktree(one, place, ("all of it",), (), ())
+        return RemovedWorktree(record, place, ("all of it",), (), ())
     for path, content in unsaved.staged.items():
         place = _free(Path(f"{where.kept}.staged", path))
         place.write_bytes(content)
@@ -364,7 +373,7 @@ def _emptied(home: Path, one: Worktree, where: WorktreePaths) -> RemovedWorktree
     ]
     files += _keep(where, left)
     kept = where.kept if files or unsaved.staged else None
-    return RemovedWorktree(one, kept, tuple(files), tuple(unsaved.staged), unsaved.deleted)
+    return RemovedWorktree(record, kept, tuple(files), tuple(unsaved.staged), unsaved.deleted)
 
 
 def _keep(where: WorktreePaths, paths: Sequence[str]) -> list[str]:
@@ -385,29 +394,29 @@ def _free(place: Path) -> Path:
     return free
 
 
-def _take_away(home: Path, one: Worktree) -> None:
+def _delete(home: Path, record: Worktree) -> None:
     """Unmount and remove a worktree. If its creation failed, also remove its record and the branch that it made."""
-    where = worktree_paths(home, one.worktree)
-    common = Path(one.common)
+    where = worktree_paths(home, record.worktree)
+    common = Path(record.common)
     tip = None
     with contextlib.suppress(GitError):
-        tip = linked_worktree.tip_of(common, one.branch)
+        tip = linked_worktree.tip_of(common, record.branch)
     if mounts.at(where.work):
         unmount_session(home, where.work)
     shutil.rmtree(where.tree, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         where.work.rmdir()
-    linked_worktree.forget(common, one.name)
-    if one.ready:
-        save(home, dataclasses.replace(one, ready=False, removed=datetime.now(UTC).isoformat(), tip=tip))
+    linked_worktree.forget(common, record.name)
+    if record.ready:
+        save(home, dataclasses.replace(record, ready=False, removed=datetime.now(UTC).isoformat(), tip=tip))
         return
-    if one.tip is None and tip == one.base:
-        linked_worktree.delete_branch(common, one.branch)
+    if record.tip is None and tip == record.base:
+        linked_worktree.delete_branch(common, record.branch)
     shutil.rmtree(where.top, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _alone(home: Path) -> Iterator[None]:
+def _locked(home: Path) -> Iterator[None]:
     """Hold the lock that serializes worktree commands of a state directory."""
     (home / "worktrees").mkdir(mode=0o700, exist_ok=True)
     with locked(home / "worktrees" / "lock"):
