@@ -1,11 +1,9 @@
 """Grants of a git command: published files that the server writes into the source although the policy refuses that.
 
 Git replaces a file by UNLINK, CREATE and WRITE. For a granted path, the server handles them so:
-
 - UNLINK hides the name in the mount. The source keeps the file.
 - CREATE writes the published content to a temporary file, and renames it onto the path.
 - WRITE succeeds if the file already has these bytes. It changes nothing.
-
 Therefore the source has the old or the published content at each moment, and no bytes from a process of the session.
 The policy judges every other request, and every request after the grant has ended.
 """
