@@ -142,12 +142,12 @@ class Checkout:
         """Yield (code, path) of each changed path. The code has two letters, as in `git status --porcelain`."""
         words = ["--untracked-files=all" if untracked else "--untracked-files=no", *(["--ignored"] if ignored else [])]
         found = self.run("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=dirty", *words)
-        for record in split(found):
+        for record in split_records(found):
             yield record[:2], record[3:]
 
     def tracked(self) -> dict[str, tuple[int, str]]:
         """Return {path: (mode, object id)} of the index."""
-        found = (record.partition("\t") for record in split(self.run("ls-files", "-z", "--stage")))
+        found = (record.partition("\t") for record in split_records(self.run("ls-files", "-z", "--stage")))
         return {path: (int(about.split(" ")[0], 8), about.split(" ")[1]) for about, _, path in found}
 
     def tree_of(self, commit: str) -> str:
@@ -162,11 +162,11 @@ class Checkout:
 
     def filtered(self, paths: Iterable[str], commit: str = "") -> list[str]:
         """Return the paths with a `filter` attribute, by the attributes of the work tree or of a commit."""
-        data, index = joined(map(os.fsencode, paths)), {"GIT_INDEX_FILE": str(self.room / "attributes")}
+        data, index = join_records(map(os.fsencode, paths)), {"GIT_INDEX_FILE": str(self.room / "attributes")}
         if commit:
             self.run("read-tree", commit, more=index)
         words = ("check-attr", *(["--cached"] if commit else []), "-z", "--stdin", "filter")
-        found = iter(split(self.run(*words, data=data, more=index if commit else _NOTHING)))
+        found = iter(split_records(self.run(*words, data=data, more=index if commit else _NOTHING)))
         return [
             path for path, _, value in zip(found, found, found, strict=True) if value not in ("unspecified", "unset")
         ]
@@ -179,7 +179,7 @@ class Checkout:
         """Return the new loose objects, relative to the object directory."""
         return [place.relative_to(self.objects) for place in self.objects.glob("??/*")]
 
-    def give_back(self, branch: str, objects: Iterable[Path] = ()) -> None:
+    def give_new_files_to_owner(self, branch: str, objects: Iterable[Path] = ()) -> None:
         """If we are root, chown the files that were written for a branch to the owner of the repository."""
         common = self.repository.common_dir
         owner = os.stat(common)
@@ -190,11 +190,11 @@ class Checkout:
             made |= {place, *(above for above in place.parents if above.is_relative_to(top))}
         for place in made:
             with suppress(FileNotFoundError):
-                give(place, owner)
+                give_to_owner(place, owner)
 
 
 @contextmanager
-def opened(root: Path, home: Path) -> Iterator[Checkout]:
+def open_checkout(root: Path, home: Path) -> Iterator[Checkout]:
     """Open the checkout at `root` for one operation. Raises GitError."""
     checkout = Checkout(root, home)
     try:
@@ -206,7 +206,7 @@ def opened(root: Path, home: Path) -> Iterator[Checkout]:
 def status_of(root: Path, home: Path) -> GitStatus:
     """Return the staged, modified and untracked files of the work tree at `root`. Raises GitError."""
     check_rules(root)
-    with opened(root, home) as checkout:
+    with open_checkout(root, home) as checkout:
         found = list(checkout.status())
     unmerged = {path for code, path in found if "U" in code or code in ("AA", "DD")}
     staged = sorted(path for code, path in found if code[0] not in " ?" and path not in unmerged)
@@ -221,7 +221,7 @@ def diff_of(root: Path, home: Path, path: str | None) -> str:
     Bytes that are not UTF-8 are decoded with surrogateescape.
     """
     words = ["diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--ignore-submodules=dirty"]
-    with opened(root, home) as checkout:
+    with open_checkout(root, home) as checkout:
         base = checkout.tree_of(checkout.head.commit)
         return os.fsdecode(checkout.run(*words, base, "--", *([] if path is None else [path])))
 
@@ -231,10 +231,10 @@ def tracked_paths(root: Path, home: Path, is_selected: Callable[[str], bool]) ->
 
     A submodule's path ends in "/". Raises GitError.
     """
-    with opened(root, home) as checkout:
-        found = split(checkout.run("ls-files", "-z", "--stage"))
+    with open_checkout(root, home) as checkout:
+        found = split_records(checkout.run("ls-files", "-z", "--stage"))
         if checkout.head.commit:
-            found += split(checkout.run("ls-tree", "-r", "-z", "--full-tree", checkout.head.commit))
+            found += split_records(checkout.run("ls-tree", "-r", "-z", "--full-tree", checkout.head.commit))
     records = (record.partition("\t") for record in found)
     return {f"{path}/" if mode.startswith("160000") else path for mode, _, path in records if is_selected(path)}
 
@@ -263,18 +263,18 @@ def _make_room(directory: Path) -> tuple[Path, Journal]:
         return room, Journal(room / JOURNAL)
 
 
-def give(place: Path, owner: os.stat_result) -> None:
+def give_to_owner(place: Path, owner: os.stat_result) -> None:
     """If we are root, chown a file to the owner of the repository."""
     if os.geteuid() == 0 and owner.st_uid != 0:
         os.chown(place, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
-def split(output: bytes) -> list[str]:
+def split_records(output: bytes) -> list[str]:
     """Split NUL-terminated output of git into records."""
     return [os.fsdecode(record) for record in output.split(b"\0")[:-1]]
 
 
-def joined(records: Iterable[bytes]) -> bytes:
+def join_records(records: Iterable[bytes]) -> bytes:
     """Join records into NUL-terminated input for git."""
     return b"".join(record + b"\0" for record in records)
 
@@ -310,7 +310,7 @@ class TreeUpdate:
         self.differences: Final = list(checkout.repository.differences(old, new))
         self._trees: Final = checkout.tree_of(old), checkout.tree_of(new)
         checkout.run("update-index", "-q", "--refresh", codes=(0, 1))
-        if any(record.startswith("S ") for record in split(checkout.run("ls-files", "-t", "-z"))):
+        if any(record.startswith("S ") for record in split_records(checkout.run("ls-files", "-t", "-z"))):
             raise GitError("GitGuard does not switch a sparse checkout; use git in a mount", kind="unsupported")
         try:
             checkout.run("read-tree", "-m", "-u", "--dry-run", *self._trees)
@@ -346,7 +346,7 @@ class TreeUpdate:
                 files = (checkout.root / os.fsdecode(one.path) for one in self.differences)
                 for place in (*missing, *files):
                     with suppress(FileNotFoundError, NotADirectoryError):
-                        give(place, owner)
+                        give_to_owner(place, owner)
 
     def _missing_directories(self) -> set[Path]:
         """Return the directories that the update creates."""
@@ -356,7 +356,7 @@ class TreeUpdate:
     def _restore(self) -> None:
         """Bring the changed files back to the old commit."""
         run, index = self._checkout.run, {"GIT_INDEX_FILE": str(self._checkout.room / "restore")}
-        old, new = (joined(_lines(self.differences, end)) for end in (1, 2))
+        old, new = (join_records(_lines(self.differences, end)) for end in (1, 2))
         run("update-index", "-z", "--index-info", data=old, more=index)
         tree = run("write-tree", "--missing-ok", more=index).decode().strip()
         run("read-tree", "--empty", more=index)

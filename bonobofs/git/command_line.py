@@ -99,7 +99,7 @@ class Git:
         return self.line("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") if name[:1] not in ("", "-") else ""
 
 
-def split(words: Sequence[str]) -> Line:
+def parse_line(words: Sequence[str]) -> Line:
     """Parse the words after `git`."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] not in _TELLING:
@@ -121,14 +121,14 @@ def resolve(program: str, line: Line) -> Line:
         if meaning.startswith("!"):
             return line._replace(name="!")
         try:
-            inner = split(shlex.split(meaning))
+            inner = parse_line(shlex.split(meaning))
         except ValueError:
             break
         line = Line(line.options + inner.options, inner.name, inner.arguments + line.arguments)
     return line
 
 
-def named(arguments: Sequence[str], valued: Collection[str] = ()) -> list[str]:
+def positional_words(arguments: Sequence[str], valued: Collection[str] = ()) -> list[str]:
     """Return the positional words before `--`. The options `valued` take the next word as their value."""
     found, skip = [], False
     for word in arguments:
@@ -148,7 +148,7 @@ def only_reads(line: Line) -> bool:
     name, arguments = line.name, line.arguments
     if not name or name in READING or arguments[:1] == ("--help",) or arguments == ("-h",):
         return True
-    words = named(arguments)
+    words = positional_words(arguments)
     if name in _VERBS:
         return (words[0] if words else "") in _VERBS[name] and not (name == "remote" and arguments[:1] == ("update",))
     if name in ("branch", "tag"):
@@ -164,7 +164,7 @@ def only_reads(line: Line) -> bool:
 
 def contacts_remote(line: Line) -> bool:
     """True if the command contacts a repository other than the source."""
-    words = named(line.arguments)
+    words = positional_words(line.arguments)
     if line.name in _REMOTE:
         return words[:1] != [SOURCE]
     if line.name == "remote":

@@ -52,16 +52,16 @@ from bonobofs.git.checkout import (
     IndexUpdate,
     TreeUpdate,
     diff_of,
-    joined,
-    opened,
-    split,
+    join_records,
+    open_checkout,
+    split_records,
     status_of,
 )
 from bonobofs.git.journal import HEAD
 from bonobofs.git.publication import Publisher, RefUpdate
 from bonobofs.git.shared_head import Head, is_checked_out_elsewhere
 from bonobofs.git.source_refs import BRANCHES, PublishedBranches
-from bonobofs.git.tree_changes import TreeChanges, named, unfit
+from bonobofs.git.tree_changes import TreeChanges, is_refused_path, workspace_path
 from bonobofs.policy.decision import Code, Denied, Permit
 from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
 
@@ -146,7 +146,7 @@ class _Operation:
             if error.kind == "untracked":
                 self.demand(branch_rules.CLEAN, message=str(error))
             raise
-        paths = [named(one.path) for one in update.differences]
+        paths = [workspace_path(one.path) for one in update.differences]
         for path in (*self.checkout.filtered(paths), *self.checkout.filtered(paths, new)):
             self.demand(_FILTER, path)
         return update
@@ -189,7 +189,7 @@ class _Operation:
                 def finish() -> None:
                     if complete is not None:
                         complete()
-                    checkout.give_back(branch, objects)
+                    checkout.give_new_files_to_owner(branch, objects)
 
                 yield finish
 
@@ -301,7 +301,7 @@ class GitGuard(Closing):
             ):
                 complete()
                 head.install()
-                call.checkout.give_back(branch_name)
+                call.checkout.give_new_files_to_owner(branch_name)
 
     checkout_branch = as_result(guarded_checkout_branch)
 
@@ -415,7 +415,7 @@ class GitGuard(Closing):
             if isinstance(decision, Denied):
                 raise self._session.guard.deny(decision, caller, guard="git")
         try:
-            with opened(self._workspace.root, self._session.home) as checkout:
+            with open_checkout(self._workspace.root, self._session.home) as checkout:
                 yield _Operation(self._session, checkout, request, caller)
         except GitError as error:
             details = {"error": error.kind, "message": str(error), "paths": list(error.paths)[:_LISTED]}
@@ -442,7 +442,7 @@ class GitGuard(Closing):
         """
         for path in paths:
             call.demand_part(RelatedChange(Request(Operation.WRITE_FILE, path)), Code.OUTSIDE, Code.PROTECTED)
-            if unfit(os.fsencode(path)):
+            if is_refused_path(os.fsencode(path)):
                 call.demand(branch_rules.NOT_OURS, path)
         for filtered in call.checkout.filtered(paths):
             call.demand(_FILTER, filtered)
@@ -473,7 +473,10 @@ class GitGuard(Closing):
 def touched(update: TreeUpdate | IndexUpdate) -> list[str]:
     """Return the paths that an update changes, and the directories that it may leave empty."""
     gone = (one.path.rpartition(b"/")[0] for one in update.differences if one.new is None)
-    return [*sorted({named(path) for path in gone} - {""}), *(named(one.path) for one in update.differences)]
+    return [
+        *sorted({workspace_path(path) for path in gone} - {""}),
+        *(workspace_path(one.path) for one in update.differences),
+    ]
 
 
 def _tree_with(checkout: Checkout, paths: Sequence[str]) -> str:
@@ -481,7 +484,7 @@ def _tree_with(checkout: Checkout, paths: Sequence[str]) -> str:
     index = {"GIT_INDEX_FILE": str(checkout.room / "commit")}
     checkout.run("read-tree", checkout.tree_of(checkout.head.commit), more=index)
     words = ("add", "--all", "--force", "--sparse", "--pathspec-from-file=-", "--pathspec-file-nul")
-    checkout.run(*words, data=joined(map(os.fsencode, paths)), more=index)
+    checkout.run(*words, data=join_records(map(os.fsencode, paths)), more=index)
     return checkout.run("write-tree", more=index).decode().strip()
 
 
@@ -490,7 +493,7 @@ def _merged(checkout: Checkout, ours: str, theirs: str) -> tuple[str, list[str]]
     output = checkout.run(
         "merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", ours, theirs, codes=(0, 1)
     )
-    tree, *conflicts = split(output)
+    tree, *conflicts = split_records(output)
     return tree, sorted(set(conflicts))
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.errors import BonobofsError, reason
-from bonobofs.git.command_line import Git, Line, contacts_remote, named, only_reads, resolve, split
+from bonobofs.git.command_line import Git, Line, contacts_remote, only_reads, parse_line, positional_words, resolve
 from bonobofs.git.source_refs import SUBMODULE, SYMLINK
 from bonobofs.ipc.client import call, call_with
 from bonobofs.policy.decision import Refused, as_document
@@ -47,7 +47,7 @@ _WORDS: Final = {"git.isolation": ("E_GIT_BOUNDARY_CWD_OUTSIDE_WORKTREE", "cwd-o
 def main() -> int:
     """Run `SESSION-DIRECTORY REAL-GIT ARGUMENTS…` from sys.argv; return the exit status, 77 for a refusal."""
     directory, real, *arguments = sys.argv[1:]
-    line = resolve(real, split(arguments))
+    line = resolve(real, parse_line(arguments))
     if only_reads(line):
         os.execv(real, [real, *arguments])
     session = Path(directory)
@@ -186,7 +186,7 @@ def next_head(git: Git, line: Line) -> str:
     for option in ("-c", "-C", "-b", "-B", "--create", "--force-create"):
         if option in arguments[:-1]:
             return f"ref: refs/heads/{arguments[arguments.index(option) + 1]}"
-    words = named(arguments, _BRANCHING)
+    words = positional_words(arguments, _BRANCHING)
     if len(words) != 1:
         return ""
     name = "@{-1}" if words[0] == "-" else words[0]
@@ -264,7 +264,7 @@ def _to(git: Git, commit: str, *paths: str) -> Plan:
 
 
 def _checkout(git: Git, arguments: tuple[str, ...]) -> Plan:
-    words = named(arguments, _BRANCHING)
+    words = positional_words(arguments, _BRANCHING)
     paths = list(arguments[arguments.index("--") + 1 :]) if "--" in arguments else words[1:]
     if not words or any(word.startswith("--orphan") for word in arguments):
         return "", {}
@@ -280,7 +280,7 @@ def _merge(git: Git, arguments: tuple[str, ...]) -> Plan:
         return _to(git, git.commit("HEAD"))
     if {"--continue", "--quit"} & set(arguments):
         return "", {}
-    return _merge_with(git, named(arguments, (*_STRATEGY, *_MESSAGE)) or ["@{upstream}"])
+    return _merge_with(git, positional_words(arguments, (*_STRATEGY, *_MESSAGE)) or ["@{upstream}"])
 
 
 def _merge_with(git: Git, names: list[str]) -> Plan:
@@ -297,7 +297,7 @@ def _rebase(git: Git, arguments: tuple[str, ...]) -> Plan:
         return _to(git, _named_in(git, "rebase-merge/orig-head") or _named_in(git, "rebase-apply/orig-head"))
     if {"--continue", "--skip", "--quit", "--edit-todo", "--root"} & set(arguments):
         return "", {}
-    words = named(arguments, (*_STRATEGY, "--onto", "-x", "--exec", "-C", "--whitespace"))
+    words = positional_words(arguments, (*_STRATEGY, "--onto", "-x", "--exec", "-C", "--whitespace"))
     onto = next((word.partition("=")[2] for word in arguments if word.startswith("--onto=")), "")
     if "--onto" in arguments[:-1]:
         onto = arguments[arguments.index("--onto") + 1]
@@ -313,7 +313,7 @@ def _rebase_on(git: Git, onto: str, branch: str) -> Plan:
 
 
 def _pull(git: Git, arguments: tuple[str, ...]) -> Plan:
-    words = named(arguments, _STRATEGY)
+    words = positional_words(arguments, _STRATEGY)
     if git.run("fetch", *words)[0] != 0:
         return "", {}  # git pull reports the error
     rebases = git.line("config", "--get", "pull.rebase") in ("true", "merges", "interactive")
@@ -325,11 +325,11 @@ def _pull(git: Git, arguments: tuple[str, ...]) -> Plan:
 def _reset(git: Git, arguments: tuple[str, ...]) -> Plan:
     if not {"--hard", "--merge", "--keep"} & set(arguments):
         return "", {}
-    return _to(git, git.commit(next(iter(named(arguments)), "HEAD")))
+    return _to(git, git.commit(next(iter(positional_words(arguments)), "HEAD")))
 
 
 def _stash(git: Git, arguments: tuple[str, ...]) -> Plan:
-    words = named(arguments)
+    words = positional_words(arguments)
     if words[:1] not in (["pop"], ["apply"]):
         return "", {}
     name = words[1] if len(words) > 1 else "0"
@@ -340,7 +340,7 @@ def _stash(git: Git, arguments: tuple[str, ...]) -> Plan:
 def _pick(git: Git, arguments: tuple[str, ...], *, back: bool = False) -> Plan:
     if "--abort" in arguments:
         return _to(git, _named_in(git, "sequencer/head") or git.commit("HEAD"))
-    words = named(arguments, (*_STRATEGY, "-m", "--mainline", "--cleanup"))
+    words = positional_words(arguments, (*_STRATEGY, "-m", "--mainline", "--cleanup"))
     ranges = any(".." in word or word.startswith("^") for word in words)
     commits = git.lines("rev-list", *(() if ranges else ("--no-walk=unsorted",)), *words, "--") if words else []
     changes: Changes = {}
@@ -357,7 +357,7 @@ def _revert(git: Git, arguments: tuple[str, ...]) -> Plan:
 def _am(git: Git, arguments: tuple[str, ...]) -> Plan:
     if "--abort" in arguments:
         return _to(git, git.commit("ORIG_HEAD"))
-    words = named(arguments, ("-C", "-p", "--directory", "--exclude", "--include", "--patch-format"))
+    words = positional_words(arguments, ("-C", "-p", "--directory", "--exclude", "--include", "--patch-format"))
     fields = git.lines("apply", "--numstat", "-z", "--", *words, end="\0") if words else []
     return git.commit("HEAD"), {field.split("\t", 2)[2]: (0o100644, _UNKNOWN) for field in fields if "\t" in field}
 

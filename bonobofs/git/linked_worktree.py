@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import pygit2
 
 from bonobofs.errors import GitError
-from bonobofs.git.checkout import check_rules, opened
+from bonobofs.git.checkout import check_rules, open_checkout
 from bonobofs.git.repository import Repository
 from bonobofs.git.source_refs import BRANCHES, find_git_dirs
 
@@ -40,7 +40,7 @@ class Unsaved(NamedTuple):
     """Files in the index."""
 
 
-def find(directory: Path) -> RepositoryLocation:
+def find_repository(directory: Path) -> RepositoryLocation:
     """Return the repository that contains a directory. Raises GitError if there is none."""
     for top in (directory, *directory.parents):
         if (top / ".git").exists():
@@ -65,7 +65,7 @@ def tip_of(common: Path, branch: str) -> str | None:
     return Repository(common).target(BRANCHES + branch) or None
 
 
-def holds(common: Path, commit: str, older: str) -> bool:
+def has_commit(common: Path, commit: str, older: str) -> bool:
     """True if both commits exist and `commit` is `older` or a descendant of it."""
     repository = Repository(common)
     return all(repository.commit(one) is not None for one in (commit, older)) and repository.reaches(commit, older)
@@ -78,7 +78,7 @@ def commits_since(common: Path, base: str, tip: str) -> list[str]:
     return [f"{str(commit.id)[:10]} {commit.message.partition(chr(10))[0]}" for commit in islice(walk, _LISTED)]
 
 
-def make(common: Path, name: str, tree: Path, branch: str, base: str) -> None:
+def create(common: Path, name: str, tree: Path, branch: str, base: str) -> None:
     """Make a worktree, and its branch if it does not exist. Lock the worktree, so that git does not prune it.
 
     Raises GitError if the branch is checked out elsewhere or its name is invalid.
@@ -98,7 +98,7 @@ def make(common: Path, name: str, tree: Path, branch: str, base: str) -> None:
 def unsaved(tree: Path, home: Path) -> Unsaved:
     """Return the content of the worktree at `tree` that is in no commit. Raises GitError."""
     check_rules(tree)
-    with opened(tree, home) as checkout:
+    with open_checkout(tree, home) as checkout:
         status = list(checkout.status(ignored=True))
         there = {path for _, path in status if os.path.lexists(tree / path)}
         files = tuple(path for _, path in status if path in there)
@@ -112,7 +112,7 @@ def _staged_apart(status: list[tuple[str, str]]) -> Iterator[str]:
     return (path for code, path in status if code[0] in "AMT" and code[1] != " ")
 
 
-def forget(common: Path, name: str) -> None:
+def remove_entry(common: Path, name: str) -> None:
     """Remove a worktree's entry from its repository, if there is one. The branch stays."""
     shutil.rmtree(common / "worktrees" / name, ignore_errors=True)
 

@@ -70,7 +70,7 @@ class Owner(NamedTuple):
     gid: int
 
 
-class Built(NamedTuple):
+class BuiltRepository(NamedTuple):
     """A session's repository."""
 
     common: str
@@ -81,24 +81,26 @@ class Built(NamedTuple):
     """Notes for the operator, one sentence each."""
 
 
-def build(source: Path, place: Path, author: Author, protected: Sequence[str], socket: Path, owner: Owner) -> Built:
+def build(
+    source: Path, place: Path, author: Author, protected: Sequence[str], socket: Path, owner: Owner
+) -> BuiltRepository:
     """Make the repository at `place`, which must not exist. Raises GitError if the source's cannot be used.
 
     `protected` lists names and patterns of branches that follow the source. `socket` is the session's guard socket.
     """
     try:
-        maker = _Maker(author, protected, socket)
+        builder = _Builder(author, protected, socket)
         places = find_git_dirs(source)
-        maker.make(places, place, source)
+        builder.make(places, place, source)
         for directory, _, names in os.walk(place):
             for path in (directory, *(os.path.join(directory, name) for name in names)):
                 os.chown(path, *owner, follow_symlinks=False)
     except (OSError, ValueError) as error:
         raise GitError(f"the repository of {source} cannot be read: {error}", kind="unreadable") from error
-    return Built(str(places.common), tuple(maker.stores), tuple(maker.notes))
+    return BuiltRepository(str(places.common), tuple(builder.stores), tuple(builder.notes))
 
 
-class _Maker:
+class _Builder:
     """Makes the repository of one session and those of its submodules."""
 
     def __init__(self, author: Author, protected: Sequence[str], socket: Path) -> None:
@@ -167,7 +169,7 @@ class _Maker:
 
     def _make_protected_loose(self, place: Path) -> None:
         """Write a loose ref for each packed protected branch. The mount replaces it when the source's branch moves."""
-        packed = content(place / "packed-refs") or b""
+        packed = read_regular_file(place / "packed-refs") or b""
         for pattern in self._protected:
             for name, value in _packed_branches(packed, pattern):
                 path = place / "refs/heads" / name
@@ -240,7 +242,7 @@ def all_stores(store: Path) -> list[str]:
     """Return an object store and its alternates, recursively and without duplicates."""
     found = [os.path.realpath(store)]
     for each in found:  # grows during the loop
-        for line in os.fsdecode(content(Path(each, "info/alternates")) or b"").splitlines():
+        for line in os.fsdecode(read_regular_file(Path(each, "info/alternates")) or b"").splitlines():
             real = os.path.realpath(os.path.join(each, line))
             if line and not line.startswith("#") and real not in found and os.path.isdir(real):
                 found.append(real)
@@ -296,7 +298,7 @@ def _no_symlink(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
-def content(path: Path) -> bytes | None:
+def read_regular_file(path: Path) -> bytes | None:
     """Return the content of a file, or None if it is missing or a symlink. We may have more rights than the session."""
     try:
         with open(path, "rb", opener=_no_symlink) as stream:
@@ -361,7 +363,7 @@ class Kept(NamedTuple):
         )
 
 
-def settle(home: Path) -> list[Kept]:
+def keep_ended(home: Path) -> list[Kept]:
     """Keep or remove the repository of every ended session. Return those that this call has kept."""
     found = []
     for session in read_all(home)[0]:
@@ -385,7 +387,7 @@ def settle(home: Path) -> list[Kept]:
 
 def all_kept(home: Path) -> list[Kept]:
     """Settle ended sessions, then return every kept repository that still exists, sorted by session."""
-    settle(home)
+    keep_ended(home)
     found = []
     for path in sorted((home / "kept").glob(f"*/{_NOTE}")):
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -447,10 +449,10 @@ def _own_tips(place: Path, common: Path) -> dict[str, str]:
     packs = any((place / "objects/pack").glob("*.pack"))
     for path in (*files(heads), place / "HEAD"):
         name = os.path.relpath(path, heads) if heads in path.parents else "HEAD"
-        value = content(path) or b""
+        value = read_regular_file(path) or b""
         tip = value.decode(errors="replace").strip()
         own = packs or (place / "objects" / tip[:2] / tip[2:]).is_file()
-        if re.fullmatch("[0-9a-f]{40,64}", tip) and own and content(common / "refs/heads" / name) != value:
+        if re.fullmatch("[0-9a-f]{40,64}", tip) and own and read_regular_file(common / "refs/heads" / name) != value:
             found[name] = tip
     return found
 
@@ -465,5 +467,5 @@ def _missing(place: Path, tip: str) -> int:
 
 def _stashes(repository: Path) -> set[bytes]:
     """Return the commits of the stash."""
-    log = content(repository / "logs/refs/stash") if (repository / "refs/stash").exists() else None
+    log = read_regular_file(repository / "logs/refs/stash") if (repository / "refs/stash").exists() else None
     return {line.split(b" ")[1] for line in (log or b"").splitlines() if line.count(b" ") > 1}

@@ -26,7 +26,7 @@ _UNSEEN: Final = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u
 """Characters that some file systems ignore in names."""
 
 
-def named(path: bytes) -> WorkspacePath:
+def workspace_path(path: bytes) -> WorkspacePath:
     return WorkspacePath(path.decode("utf-8", "surrogateescape"))
 
 
@@ -41,7 +41,7 @@ def _is_own(text: str) -> bool:
     return text.split(":")[0].rstrip(" .") in (".git", "git~1") or text in ("", ".", "..")
 
 
-def unfit(path: bytes) -> bool:
+def is_refused_path(path: bytes) -> bool:
     """True if every policy refuses the path in a commit."""
     return not path or b"\0" in path or any(is_gits_own(name) for name in path.split(b"/"))
 
@@ -66,12 +66,16 @@ class TreeChanges:
         for path, _, new in differences:
             if new is None:
                 continue
-            if unfit(path) or is_evil_link(path, new.mode) or new.mode not in (FILE, EXECUTABLE, SYMLINK, SUBMODULE):
-                return branch_rules.NOT_OURS.of(self._operation, named(path))
+            if (
+                is_refused_path(path)
+                or is_evil_link(path, new.mode)
+                or new.mode not in (FILE, EXECUTABLE, SYMLINK, SUBMODULE)
+            ):
+                return branch_rules.NOT_OURS.of(self._operation, workspace_path(path))
             if new.mode == SUBMODULE and not self._repository.has_submodule_commit(new.oid):
-                return branch_rules.SUBMODULE.of(self._operation, named(path))
+                return branch_rules.SUBMODULE.of(self._operation, workspace_path(path))
             if path == GITMODULES and self._leads_out(new.oid):
-                return branch_rules.SUBMODULE.of(self._operation, named(path))
+                return branch_rules.SUBMODULE.of(self._operation, workspace_path(path))
         return None
 
     def parts(self, differences: Iterable[Difference], before: str) -> Iterator[RelatedChange]:
@@ -89,18 +93,18 @@ class TreeChanges:
         if new is None:
             kind = Kind.SYMLINK if old is not None and old.mode == SYMLINK else Kind.FILE
             return RelatedChange(
-                Request(Operation.DELETE_FILE, named(path), kind), Context(leaves=True, in_source=True)
+                Request(Operation.DELETE_FILE, workspace_path(path), kind), Context(leaves=True, in_source=True)
             )
         if new.mode == SUBMODULE:
-            return RelatedChange(Request(Operation.MKDIR, named(path), Kind.DIRECTORY), NO_FACTS)
+            return RelatedChange(Request(Operation.MKDIR, workspace_path(path), Kind.DIRECTORY), NO_FACTS)
         if new.mode == SYMLINK:
             # A longer target is invalid. The engine refuses NUL.
             long = self._repository.size(new.oid) > _LONGEST_TARGET
             target = "\0" if long else self._repository.bytes_of(new.oid).decode("utf-8", "surrogateescape")
             return RelatedChange(
-                Request(Operation.SYMLINK, named(path), Kind.SYMLINK), Context(target=target, in_source=True)
+                Request(Operation.SYMLINK, workspace_path(path), Kind.SYMLINK), Context(target=target, in_source=True)
             )
-        return RelatedChange(Request(Operation.WRITE_FILE, named(path)), self._facts(old, new))
+        return RelatedChange(Request(Operation.WRITE_FILE, workspace_path(path)), self._facts(old, new))
 
     def _facts(self, old: Entry | None, new: Entry) -> Context:
         was_file = old is not None and old.mode not in (SYMLINK, SUBMODULE)
@@ -127,7 +131,7 @@ class TreeChanges:
             if directory not in self._directories:
                 self._directories.add(directory)
                 if not self._repository.is_directory(before, directory):
-                    yield RelatedChange(Request(Operation.MKDIR, named(directory), Kind.DIRECTORY), NO_FACTS)
+                    yield RelatedChange(Request(Operation.MKDIR, workspace_path(directory), Kind.DIRECTORY), NO_FACTS)
 
     def _leads_out(self, oid: str) -> bool:
         """True if a .gitmodules names a path or URL outside the workspace, or exceeds 1 MiB."""

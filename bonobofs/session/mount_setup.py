@@ -25,7 +25,7 @@ from bonobofs.audit.reader import trails_in
 from bonobofs.audit.recovery import compare
 from bonobofs.errors import BonobofsError, GitError, MountError, UsageError
 from bonobofs.git.branch_rules import identity, rules_of
-from bonobofs.git.session_repository import Author, Owner, build, settle
+from bonobofs.git.session_repository import Author, Owner, build, keep_ended
 from bonobofs.ipc.session_config import RepositoryConfig, SessionConfig
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import Principal
@@ -141,7 +141,7 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
     notes += _note_processes(mountpoint) + _also_mounted(home, source)
     notes += tuple(f"A session cannot be read: {error}." for error in unreadable(home).values())
     scratch_dir.remove_stale(home)
-    notes += tuple(f"{kept}." for kept in settle(home))
+    notes += tuple(f"{kept}." for kept in keep_ended(home))
     earlier, differences = _crashed_sessions(home, source, policy.compiled)
     guest = None if request.user is None else find_guest(request.user)
     if guest is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bonobofs.errors import MountError
-from bonobofs.git.session_repository import Kept, settle
+from bonobofs.git.session_repository import Kept, keep_ended
 from bonobofs.session import launcher
 from bonobofs.session.retention import compress_ended
 from bonobofs.session.session_list import was_closed
@@ -73,7 +73,7 @@ def unmount_session(home: Path, mountpoint: Path) -> Unmounted:
     dead = detach_all(path)
     _note_ends(home, path)
     scratch_dir.remove_stale(home)
-    kept = tuple(settle(home))
+    kept = tuple(keep_ended(home))
     compress_ended(home)
     return Unmounted(live, dead, closed, copies, remover, kept)
 

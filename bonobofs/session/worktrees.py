@@ -92,7 +92,7 @@ def add(home: Path, request: WorktreeRequest) -> AddedWorktree:
         raise UsageError(f"{request.issue!r} is no issue id; use letters, digits, dots, dashes and underscores")
     repository = _repository(home, request.repository)
     with _locked(home):
-        location = linked_worktree.find(repository)
+        location = linked_worktree.find_repository(repository)
         _check_open(location.common)
         there = next((record for record in _present(home, location.common) if record.issue == request.issue), None)
         if there is not None and there.ready:
@@ -120,7 +120,7 @@ def unresolved(
 
     def is_in(issue: str) -> bool:
         tip = linked_worktree.tip_of(common, _branch(home, request, location.top, issue)) or tips.get(issue)
-        return tip is not None and linked_worktree.holds(common, base, tip)
+        return tip is not None and linked_worktree.has_commit(common, base, tip)
 
     return [issue for issue in request.depends_on if not is_in(issue)]
 
@@ -273,7 +273,7 @@ def _create(home: Path, record: Worktree) -> Worktree:
     """Register the worktree, then create its branch and its directories."""
     where = worktree_paths(home, record.worktree)
     save(home, record)
-    linked_worktree.make(Path(record.common), record.name, where.tree, record.branch, record.base)
+    linked_worktree.create(Path(record.common), record.name, where.tree, record.branch, record.base)
     where.work.mkdir(mode=0o700)
     save(home, made := dataclasses.replace(record, ready=True, tip=None))
     return made
@@ -406,7 +406,7 @@ def _delete(home: Path, record: Worktree) -> None:
     shutil.rmtree(where.tree, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         where.work.rmdir()
-    linked_worktree.forget(common, record.name)
+    linked_worktree.remove_entry(common, record.name)
     if record.ready:
         save(home, dataclasses.replace(record, ready=False, removed=datetime.now(UTC).isoformat(), tip=tip))
         return

@@ -287,7 +287,7 @@ def test_an_unfinished_worktree_is_created_again(home: Path, wanted: WorktreeReq
     save(home, dataclasses.replace(made.worktree, ready=False, removed=None))
     where = worktree_paths(home, made.worktree.worktree)
     common = wanted.repository / ".git"
-    linked_worktree.make(common, made.worktree.name, where.tree, made.worktree.branch, made.worktree.base)
+    linked_worktree.create(common, made.worktree.name, where.tree, made.worktree.branch, made.worktree.base)
     again = add(home, wanted)
     assert again.worktree.worktree != made.worktree.worktree
     assert git(again.work, "status", "--short").stdout == ""
