@@ -82,7 +82,7 @@ def mount(
       bonobofs mount /srv/app /srv/app --foreground       mount over the source itself, from a service
     """
     home = session.home()
-    order = session.MountRequest(
+    request = session.MountRequest(
         source=Path(os.path.abspath(source)),
         mountpoint=Path(os.path.abspath(mountpoint)),
         agent=agent,
@@ -97,15 +97,15 @@ def mount(
     )
     check_agent(home, agent, new=new)
     if role is not None:
-        check_role(role, session.choose_policy(home, order.policy, order.source))
+        check_role(role, session.choose_policy(home, request.policy, request.source))
     # The mount may cover the working directory, which this process must not use.
     os.chdir("/")
     if foreground:
-        mounted, serve = session.prepare_foreground(home, order)
+        mounted, serve = session.prepare_foreground(home, request)
         _print_mounted(mounted)
         serve()
-    with waiting(f"mounting {order.source}"):
-        mounted = session.start(home, order)
+    with waiting(f"mounting {request.source}"):
+        mounted = session.start(home, request)
     _print_mounted(mounted)
 
 

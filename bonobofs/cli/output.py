@@ -66,9 +66,9 @@ def _draw(heading: Sequence[str], cells: Sequence[Sequence[str]], styles: Sequen
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    grid = Table(box=None, pad_edge=False, header_style="bold")
     for name in heading:
-        drawn.add_column(name, overflow="fold")
+        grid.add_column(name, overflow="fold")
     for number, row in enumerate(cells):
-        drawn.add_row(*(Text(cell) for cell in row), style=styles[number] if styles else "")
-    Console().print(drawn)
+        grid.add_row(*(Text(cell) for cell in row), style=styles[number] if styles else "")
+    Console().print(grid)

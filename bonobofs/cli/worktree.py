@@ -50,7 +50,7 @@ def add(
       bonobofs worktree add --issue gt-18 --agent bob --role lead --depends-on gt-17
     """
     home = session.home()
-    wanted = worktrees.WorktreeRequest(
+    request = worktrees.WorktreeRequest(
         Path(os.path.abspath(repository)),
         issue,
         agent,
@@ -61,12 +61,12 @@ def add(
     )
     check_agent(home, agent, new=new)
     if role is not None:
-        check_role(role, session.choose_policy(home, wanted.policy, wanted.repository))
+        check_role(role, session.choose_policy(home, request.policy, request.repository))
     with waiting(f"making a worktree for {issue}"):
-        made = worktrees.add(home, wanted)
-    say(str(made.work))
-    note(f"branch {made.worktree.branch} of {made.worktree.repository}, for {made.worktree.agent}")
-    for text in made.mounted.notes if made.mounted is not None else ("The worktree was already mounted.",):
+        added = worktrees.add(home, request)
+    say(str(added.work))
+    note(f"branch {added.worktree.branch} of {added.worktree.repository}, for {added.worktree.agent}")
+    for text in added.mounted.notes if added.mounted is not None else ("The worktree was already mounted.",):
         note(text)
 
 

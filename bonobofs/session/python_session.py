@@ -113,7 +113,7 @@ def open_session(
     state = home()
     root = Path(os.path.realpath(source))
     check_source(root, state)
-    drawn = register_session(
+    registered = register_session(
         state,
         source=root,
         mountpoint=None,
@@ -121,7 +121,7 @@ def open_session(
         policy=choose_policy(state, policy, root, preset=preset, store=True),
         transport="none",
     )
-    session = dataclasses.replace(drawn.session, pid=os.getpid(), starttime=start_time(os.getpid()))
+    session = dataclasses.replace(registered.session, pid=os.getpid(), starttime=start_time(os.getpid()))
     save(state, session)
     name = session.session
     trail = Trail.create(
@@ -133,7 +133,7 @@ def open_session(
         keeper.start()
         _tidy(state, root, trail)
         guard = Enforcer(
-            drawn.policy.compiled,
+            registered.policy.compiled,
             Principal(session.agent, session.agent_id, session.role),
             trail,
             denials=denials_path(state, session.agent_id),
