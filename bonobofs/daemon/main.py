@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from bonobofs.daemon.jobs import IndexJob, Job, MailJob, RetentionJob
 from bonobofs.daemon.reservation_mirror import LeaseExpiryJob, ReservationJob
 from bonobofs.errors import BonobofsError, StateError, reason
+from bonobofs.session.launcher import ROOT, RUN
 from bonobofs.state.home import home, read_document, write_document
 from bonobofs.system.locks import locked, never
 from bonobofs.system.processes import is_alive, send, start_time, wait_for_end
@@ -209,14 +210,8 @@ SECONDS_TO_END: Final = 60.0
 LONGEST_LOG: Final = 4 * 1024 * 1024
 """Bytes of serve.log after which a new one is begun, with the next start; one is kept."""
 
-_ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
-# As for a server: the garbage collector skips the loaded modules.
-_RUN: Final = (
-    "import gc, sys; gc.set_threshold(50_000); sys.path.insert(0, sys.argv.pop(1)); "
-    "from bonobofs.daemon.main import main; gc.freeze(); code = main(); gc.freeze(); sys.exit(code)"
-)
 # The parent exits at once, so that init adopts the daemon.
-_RUN_DETACHED: Final = f"import os; os.fork() and os._exit(0); {_RUN}"
+_RUN_DETACHED: Final = f"import os; os.fork() and os._exit(0); {RUN}"
 
 
 class DaemonStatus(NamedTuple):
@@ -239,7 +234,7 @@ def start(home: Path) -> Daemon:
                 log.rename(home / "serve.log.1")
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as errors:
             subprocess.run(
-                [sys.executable, "-X", "utf8", "-c", _RUN_DETACHED, _ROOT, str(ready_end)],
+                [sys.executable, "-X", "utf8", "-c", _RUN_DETACHED, ROOT, __name__, str(ready_end)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,

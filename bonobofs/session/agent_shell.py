@@ -16,6 +16,7 @@ from bonobofs.errors import MountError
 from bonobofs.git.command_line import READING
 from bonobofs.ipc.client import SOCKET_VARIABLE
 from bonobofs.policy.isolation import IsolatedShell, provision_isolated_shell
+from bonobofs.session.launcher import ROOT
 from bonobofs.session.session_list import CallableSession, callable_session
 from bonobofs.state.home import GUARD_SOCKET, INSIDE
 from bonobofs.system import mounts
@@ -99,7 +100,6 @@ def _here() -> Path:
         return Path("/")
 
 
-_ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
 _RUN: Final = "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.{} import main; sys.exit(main())"
 _GIT: Final = """\
 #!/bin/sh
@@ -141,7 +141,7 @@ def make_programs(directory: Path, home: Path) -> Path:
 
 def _python(module: str) -> str:
     """Return the start of a shell command that runs `main` of that module."""
-    return shlex.join([sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN.format(module), _ROOT])
+    return shlex.join([sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN.format(module), ROOT])
 
 
 def find_program(name: str, home: Path) -> str | None:

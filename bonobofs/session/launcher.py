@@ -26,15 +26,17 @@ SECONDS_TO_START = 20.0
 SERVER = "bonobofs.fuse.main"
 COMPANION = "bonobofs.companion.main"
 
-_ROOT = str(Path(__file__).resolve().parent.parent.parent)
+ROOT = str(Path(__file__).resolve().parent.parent.parent)
+"""The directory to add to sys.path."""
 # Garbage collection of the loaded modules would take a third of the time of a mount, and most of an unmount.
-_RUN = (
+RUN = (
     "import gc, sys; gc.set_threshold(50_000); sys.path.insert(0, sys.argv.pop(1)); "
     "from importlib import import_module; code = import_module(sys.argv.pop(1)).main(); gc.freeze(); sys.exit(code)"
 )
+"""Program that runs `main` of a module. Arguments: ROOT, the module, those of `main`."""
 # The parent exits at once and init adopts the server, so the process that mounts need not wait for it.
 _RUN_DETACHED = (
-    "import os, sys; os.fork() and os._exit(0); os.write(int(sys.argv.pop(1)), b'%d\\n' % os.getpid()); " + _RUN
+    "import os, sys; os.fork() and os._exit(0); os.write(int(sys.argv.pop(1)), b'%d\\n' % os.getpid()); " + RUN
 )
 
 
@@ -51,7 +53,7 @@ class ServerStart:
         try:
             with open(log, "ab", opener=_private) as errors:
                 subprocess.run(
-                    _command(_RUN_DETACHED, str(ready_end), _ROOT, SERVER, mountpoint),
+                    _command(_RUN_DETACHED, str(ready_end), ROOT, SERVER, mountpoint),
                     stdin=config,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
@@ -126,7 +128,7 @@ def probe(mountpoint: str) -> str:
     """Read the mount from a child process with a timeout. Return "" if it answers, else the error."""
     try:
         ran = subprocess.run(
-            _command(_RUN, _ROOT, "bonobofs.session.launcher", mountpoint),
+            _command(RUN, ROOT, "bonobofs.session.launcher", mountpoint),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             cwd="/",
@@ -152,8 +154,8 @@ def exec_server(config: SessionConfig, earlier: list[str]) -> NoReturn:
     ready, ready_end = os.pipe()
     subprocess.run(
         _command(
-            _RUN,
-            _ROOT,
+            RUN,
+            ROOT,
             "bonobofs.session.launcher",
             mountpoint,
             str(ready),
@@ -176,7 +178,7 @@ def exec_server(config: SessionConfig, earlier: list[str]) -> NoReturn:
     os.chdir("/")
     sys.stdout.flush()
     sys.stderr.flush()
-    command = _command(_RUN, _ROOT, SERVER, mountpoint)
+    command = _command(RUN, ROOT, SERVER, mountpoint)
     os.execve(command[0], command, plain_environment())
 
 
