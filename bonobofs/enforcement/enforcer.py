@@ -82,7 +82,7 @@ class Enforcer:
         self._generation = 0
         """Incremented with each new policy or lease snapshot. Permits of earlier generations are not current."""
         self.companion_changes = 0
-        """Number of changes beside the mount for which the companion got a permit."""
+        """Number of changes for which the companion got a permit."""
         self.room: Callable[[Request], Denied | None] = lambda _: None
         """Returns the denial of a change for which the scratch layer has no room, or None."""
         self._last_caller = NO_CALLER

@@ -385,7 +385,7 @@ class CompanionRequests:
         """Show in `status` that the companion keeps ending and is started in `delay` seconds. TrailError: the alert."""
         self._end_watch(_KEEPS_ENDING.format(deaths, delay))
         if alert:
-            reason = "The process beside the mount keeps ending; it is started again every 30 seconds."
+            reason = "The companion keeps ending; it is started again every 30 seconds."
             self._trail.alert(reason, operation="companion", details={"deaths": deaths})
 
     def on_death(self) -> None:
@@ -521,7 +521,7 @@ class CompanionRequests:
     def _on_end(self, reason: str) -> None:
         self._end_watch(reason)
         try:
-            self._trail.alert("The process beside the mount has ended.", operation="companion")
+            self._trail.alert("The companion has ended.", operation="companion")
         except TrailError as error:
             self._diagnostics.log(str(error))
 

@@ -255,7 +255,7 @@ def await_ready(config: SessionConfig, start: ServerStart) -> tuple[Companion | 
     if status.refused:
         raise MountError(status.refused)
     if config.source == config.mountpoint and not status.has_namespace:
-        raise MountError(f"mounting over the source itself needs a process beside the mount, but {status.watch}")
+        raise MountError(f"mounting over the source itself needs the companion, but {status.watch}")
     return companion, status
 
 

@@ -1,4 +1,4 @@
-"""Detection of changes behind the mount: compare watcher events with the mount's own effects, and invalidate caches.
+"""Detection of external changes: compare watcher events with the mount's own effects, and invalidate caches.
 
 The watcher reports what may have changed, but not by which process. Therefore the current state is compared with the
 state that the kernel has. Each node stores the change time and size that the kernel has. Recent own changes of
@@ -29,7 +29,7 @@ _MODIFICATION: Final = (1 << 62) - 1
 _MARGIN: Final = 10_000_000_000
 """Nanoseconds: twice the time that the watcher may delay the event of a closed file."""
 _REPLACED: Final = 4096
-"""Maximum of names that were created or replaced behind the mount and are remembered."""
+"""Maximum of names that were created or replaced externally and are remembered."""
 _SECONDS_AT_ONCE: Final = 0.01
 
 
@@ -167,7 +167,7 @@ class ExternalChanges:
             self._add_suspect(self._inodes.path(node), MODIFIED, st)
 
     def may_be_replaced(self, parent: Node, name: bytes, st: os.stat_result) -> bool:
-        """Whether this regular file was recently changed, or replaced behind the mount before, and may be replaced
+        """Whether this regular file was recently changed, or replaced externally before, and may be replaced
         soon.
         """
         if parent.layer or not stat.S_ISREG(st.st_mode):

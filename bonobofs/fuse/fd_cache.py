@@ -342,7 +342,7 @@ class FdCache:
         node.checked = self.now
 
     def _keeps_removed(self, node: Node) -> bool:
-        """Whether the file was removed or replaced behind the mount while a descriptor is open.
+        """Whether the file was removed or replaced externally while a descriptor is open.
 
         If so, the descriptor is kept until FORGET, so that programs read the old file to its end. A file that still has
         a name was moved, perhaps under other rules, and does not count.

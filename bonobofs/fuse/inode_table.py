@@ -133,7 +133,7 @@ class InodeTable:
     def reference(self, parent: Node, name: bytes, st: os.stat_result) -> Node:
         """Return the node of `name` in `parent`, with one more reference. `st` was just read from it.
 
-        If the inode number is known under another name and the file has only one, the file was moved behind the mount
+        If the inode number is known under another name and the file has only one, the file was moved externally
         or the number reused. These cases cannot be distinguished, so the result is a new node.
         """
         number = st.st_ino + parent.store.ino_offset

@@ -423,7 +423,7 @@ class MountContext:
         """Return the directory in which a name will change, and its verified descriptor.
 
         Raises: PermissionError for a name of `.bonobofs`; EXDEV in a directory that is mounted over; ESTALE if the
-        directory was removed or moved behind the mount; Busy if a long request moves the name.
+        directory was removed or moved externally; Busy if a long request moves the name.
         """
         p.checked_name(name)
         if header.node_id >= virtual_dir.FIRST_ID or (header.node_id == p.ROOT_ID and name == virtual_dir.NAME):
@@ -435,7 +435,7 @@ class MountContext:
         if self.repository is not None and self.repository.shared:
             self._check_repository(header, operation, parent, name)
         if parent.parent is None and parent is not self.inodes.root and not parent.store.place:
-            raise stale()  # removed or moved behind the mount: it is no longer at its last path
+            raise stale()  # removed or moved externally: it is no longer at its last path
         if self.moving_trees or self.external_changes.thread_changes:
             path = self.join(parent, name)
             used = (*self.moving_trees, *map(WorkspacePath, self.external_changes.thread_changes.values()))

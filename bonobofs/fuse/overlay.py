@@ -172,7 +172,7 @@ class Overlay:
     def remove_upper_dir(self, path: WorkspacePath, permit: Permit) -> None:
         """Remove the upper directory of `path` with all its contents, because its directory is no longer shown.
 
-        It has contents if another process removed the source's directory behind the mount.
+        It has contents if the source's directory was removed externally.
         """
         if path not in self.directories:
             return

@@ -181,7 +181,7 @@ class WriteOps:
         return request, resolved, permit
 
     def _fail_removed(self, node: Node) -> NoReturn:
-        """Fail with ESTALE: the file was removed or replaced behind the mount, and the kernel still has its name
+        """Fail with ESTALE: the file was removed or replaced externally, and the kernel still has its name
         cached.
         """
         node.store.on_stale(node)

@@ -45,7 +45,7 @@ _OTHER_LAYER: Final = (
 
 
 _FAMILIES: Final = {
-    "tools": "Tools beside the mount",
+    "tools": "Tools of the guard socket",
     "git": "Subcommands of git that change something",
     "beads": "Operations on issues",
 }

@@ -179,7 +179,7 @@ def test_an_alias_created_during_a_write_makes_no_document_executable(mounted: M
     assert _broken(source) == []
 
 
-# -- behind the mount
+# -- external changes
 
 
 def _swap_for_a_symlink_behind(_: Path, source: Path) -> None:

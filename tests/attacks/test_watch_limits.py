@@ -45,7 +45,7 @@ def is_partial(world: World) -> bool:
 
 
 def is_seen(world: World, path: str) -> None:
-    """A change behind the mount shows, and is entered."""
+    """An external change shows, and is entered."""
     (world.source / path).write_text("behind")
     until(lambda: text(world.path / path) == "behind", f"{path} shows")
     until(lambda: path in out_of_band(world), f"{path} is entered")

@@ -59,7 +59,7 @@ def test_show_prints_the_policy_in_force(home: Path) -> None:
     """As text for a person, as JSON for a program. The operator's own policy has precedence."""
     told = bonobofs("policy", "show", "--policy", "aidlc", "--role", "control").stdout
     assert "roles agent, control, Harmbe, impl, lead, orchestrator, ProjectMinder, worker\n" in told
-    assert "- Tools beside the mount: `read_file`, `list_files`, `search_files`." in told
+    assert "- Tools of the guard socket: `read_file`, `list_files`, `search_files`." in told
     assert "`aidlc-docs/`" in bonobofs("policy", "show", "--policy", "aidlc").stdout
     (home / "policy.toml").write_text(ALLOW_ALL + "[role.reader]\n")
     shown = json.loads(bonobofs("policy", "show", "--json").stdout)

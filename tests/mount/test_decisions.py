@@ -564,7 +564,7 @@ def test_losing_its_allowed_name_does_not_open_a_protected_file(place: MakePlace
 
 
 def test_a_new_hard_link_invalidates_the_decision_of_an_open_file(place: MakePlace) -> None:
-    """A file that gets a name behind the mount while it is being written can no longer be written."""
+    """A file that gets a name externally while it is being written can no longer be written."""
     world = place(policy=CLOSED)
 
     def story() -> None:

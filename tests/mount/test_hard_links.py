@@ -1,4 +1,4 @@
-"""Files with several names, directories moved behind the mount, and their audit entries."""
+"""Files with several names, externally moved directories, and their audit entries."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_default_acl_does_not_make_executables(source: Path, mounted: Mounted)
 
 
 def test_no_file_is_created_under_the_old_path_of_a_directory(source: Path, mounted: Mounted) -> None:
-    """A directory that was moved behind the mount and found at its new path is not changed under the old one."""
+    """A directory that was moved externally and found at its new path is not changed under the old one."""
     (source / "A").mkdir()
     (source / "A/file").write_text("old")
     world = mounted(policy=ALLOW_ALL)

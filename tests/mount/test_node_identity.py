@@ -96,7 +96,7 @@ def test_node_ids_are_never_used_again(traffic: Traffic) -> None:
 
 
 def test_an_inode_number_that_is_used_again_serves_the_new_file(place: MakePlace) -> None:
-    """After `rm a; create b` behind the mount, b has its own content, even with a's inode number."""
+    """After `rm a; create b` externally, b has its own content, even with a's inode number."""
     world = place()
 
     def story() -> None:

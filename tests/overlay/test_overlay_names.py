@@ -1,4 +1,4 @@
-"""Files with several names, of which some or all are scratch, and trees that change behind the mount."""
+"""Files with several names, of which some or all are scratch, and trees that change externally."""
 
 from __future__ import annotations
 

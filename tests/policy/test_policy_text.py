@@ -117,7 +117,7 @@ def test_the_text_for_an_agent_says_what_it_may_call() -> None:
     policy = compile_policy({"role": roles})
     told = describe(policy, "r").partition("## Tools and gates")[2]
     for line in (
-        "- Tools beside the mount: `read_file`, `search_files`.",
+        "- Tools of the guard socket: `read_file`, `search_files`.",
         "- Subcommands of git that change something: none, for this role.",
         "- Operations on issues: `comment`.",
     ):

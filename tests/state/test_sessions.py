@@ -150,7 +150,7 @@ def test_the_shipped_roles_apply_in_a_mount(mounted: Mounted) -> None:
         with pytest.raises(PermissionError):
             (world.path / "tests/test_a.py").unlink()
         assert json.loads((world.path / ".bonobofs/denials.jsonl").read_text().splitlines()[-1])["code"] == "ROLE"
-    tools = "- Tools beside the mount: `read_file`, `list_files`, `search_files`."
+    tools = "- Tools of the guard socket: `read_file`, `list_files`, `search_files`."
     assert tools in (control.path / ".bonobofs/policy.md").read_text()
     assert "may do nothing" in (unknown.path / ".bonobofs/policy.md").read_text()
     assert json.loads((unknown.path / ".bonobofs/whoami.json").read_text())["tools"] == []

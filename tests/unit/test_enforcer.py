@@ -333,7 +333,7 @@ def test_only_the_engine_makes_a_permit() -> None:
     assert makers == {"ipc/codec.py", "policy/compiled.py", "policy/decision.py", "policy/engine.py"}
 
 
-# The entrances beside the mount
+# Changes of the companion
 
 
 def test_every_entry_names_the_channel_of_its_request(guard: Enforcer, trail: Trail) -> None:
