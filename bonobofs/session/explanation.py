@@ -31,7 +31,7 @@ from bonobofs.policy.request import (
 )
 from bonobofs.session.lease_service import leases_of
 from bonobofs.session.registration import choose_policy, load_tracked
-from bonobofs.session.session_list import callable_session, session_around
+from bonobofs.session.session_list import Status, callable_session, session_around
 from bonobofs.state.home import inside_directory, read_document, session_directory
 from bonobofs.system import mounts
 
@@ -54,22 +54,22 @@ def explain(home: Path, change: PlannedChange, workspace: Path | None = None) ->
     # Textual only: resolving symlinks would access a mount, and the engine judges `..` unresolved.
     path = Path(os.path.normpath(base / change.path))
     to = None if change.to is None else os.path.join(base, change.to)
-    answer = _explain_by_session(home, path, change._replace(path=os.path.join(base, change.path), to=to))
+    around = session_around(home, path)
+    answer = _explain_by_session(home, path, around, change._replace(path=os.path.join(base, change.path), to=to))
     if answer is not None:
         return answer
     mount = mounts.mount_around(path)
     if mount is not None:
         return _explain_by_attribute(path, mount, plain=change == PlannedChange(change.path))
-    session = session_around(home, path)
-    if workspace is None and session is None and SOCKET_VARIABLE in os.environ:
+    if workspace is None and around is None and SOCKET_VARIABLE in os.environ:
         here: dict[str, Any] = call(None, "why", **change._asdict())
         return here
-    if session is None:
+    if around is None:
         root = base if workspace is not None else Path.cwd()
         chosen = choose_policy(home, None, root)
         policy, role = chosen.compiled, chosen.document.default_role
     else:
-        registered = session.session
+        registered = around.session
         root, role = Path(registered.source), registered.role
         policy = compile_policy(read_document(session_directory(home, registered.session) / "policy.json"))
         policy = policy.bound_by(leases_of(home, registered)).with_tracked(load_tracked(home, registered.session))
@@ -111,13 +111,11 @@ def _names_below(directory: Path) -> Iterator[str]:
             yield os.path.join(top, name)[len(str(directory)) :]
 
 
-def _explain_by_session(home: Path, path: Path, change: PlannedChange) -> dict[str, Any] | None:
-    """Ask the session in whose mount or source a path lies. None: there is none, or it cannot be called."""
-    called = callable_session(home, path)
-    around = session_around(home, path) if called is None else None
+def _explain_by_session(home: Path, path: Path, around: Status | None, change: PlannedChange) -> dict[str, Any] | None:
+    """Ask the session of a mount or its source. None: the path is in neither, or the session cannot be called."""
     if around is not None and around.session.mountpoint is not None:
         directory = inside_directory(home, around.session.session)
-    elif called is not None:
+    elif (called := callable_session(home, path)) is not None:
         directory = called.directory
     else:
         return None
