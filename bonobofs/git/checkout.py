@@ -21,7 +21,7 @@ from bonobofs.errors import GitError
 from bonobofs.git.journal import JOURNAL, Journal, recover
 from bonobofs.git.repository import Difference, Entry, Repository
 from bonobofs.git.session_repository import Author, Owner, build, configuration, operations_in_progress, write_config
-from bonobofs.git.shared_head import Index
+from bonobofs.git.shared_head import Index, finish_index
 from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, find_git_dirs, read_head, run_git
 from bonobofs.policy.decision import Permit
 from bonobofs.system.locks import locked
@@ -184,7 +184,7 @@ class Checkout:
         common = self.repository.common_dir
         owner = os.stat(common)
         made = {common / "objects" / above for place in objects for above in (place, place.parent)}
-        made |= {self.source / name for name in ("index", "HEAD", "logs/HEAD")}
+        made.add(self.source / "logs/HEAD")
         for top in (common, common / "logs"):
             place = top / BRANCHES / branch
             made |= {place, *(above for above in place.parents if above.is_relative_to(top))}
@@ -255,12 +255,14 @@ def _make_room(directory: Path) -> tuple[Path, Journal]:
     """Make a private directory with a journal. Recover and remove the directories of killed operations first."""
     directory.mkdir(mode=0o700, exist_ok=True)
     with locked(directory / "lock"):
-        for left in directory.glob("guard-*"):
-            with suppress(OSError):  # its operation still runs, or its repository is gone
-                recover(left / JOURNAL)
-                shutil.rmtree(left)
         room = Path(tempfile.mkdtemp(prefix="guard-", dir=directory))
-        return room, Journal(room / JOURNAL)
+        journal = Journal(room / JOURNAL)
+        for left in set(directory.glob("guard-*")) - {room}:
+            # Its operation may still run, its repository may be gone, or its index may be locked.
+            with suppress(OSError, GitError):
+                finish_index(recover(left / JOURNAL), room / "index", journal)
+                shutil.rmtree(left)
+        return room, journal
 
 
 def give_to_owner(place: Path, owner: os.stat_result) -> None:

@@ -38,6 +38,7 @@ class Leftover(NamedTuple):
     old: str
     new: str
     is_made: bool
+    git_dir: Path
 
 
 class Journal:
@@ -127,7 +128,9 @@ def recover(file: Path) -> list[Leftover]:
             _remove_lock(common / f"{ref}.lock", new, document["began"])
             if not new:
                 _remove_lock(common / "packed-refs.lock", None, document["began"])
-        return [Leftover(ref, old, new, read_ref(common, ref) == new) for ref, old, new in updates if ref != HEAD]
+        return [
+            Leftover(ref, old, new, read_ref(common, ref) == new, git_dir) for ref, old, new in updates if ref != HEAD
+        ]
 
 
 def _finish_head(git_dir: Path, token: str, old: str, new: str) -> None:

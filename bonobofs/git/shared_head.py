@@ -10,13 +10,14 @@ import os
 import select
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
 from bonobofs.errors import GitError
-from bonobofs.git.repository import Difference, Entry
+from bonobofs.git.journal import Journal, Leftover
+from bonobofs.git.repository import Difference, Entry, Repository
 from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, read_head, run_git
 
 _MOST_NAMED: Final = 200
@@ -75,8 +76,11 @@ class Replacement:
             self.is_locked = False
 
     def install(self) -> None:
-        """Replace the old file, which `lock` has locked, and end the lock."""
+        """Replace the old file, which is locked, and end the lock. The file belongs to the owner of the repository."""
         if self.is_locked:
+            if os.geteuid() == 0:
+                owner = self._place.parent.stat()
+                os.chown(self._lock, owner.st_uid, owner.st_gid)
             os.rename(self._lock, self._place)
             self.is_locked = False
 
@@ -204,6 +208,21 @@ class Head(Replacement):
         with suppress(OSError), (self._place.parent / "logs/HEAD").open("r+b") as file:
             file.seek(0, os.SEEK_END)
             file.write(self._log.encode("utf-8", "surrogateescape"))
+
+
+def finish_index(leftovers: Sequence[Leftover], room: Path, journal: Journal) -> None:
+    """Update the index of each checkout whose branch a killed publication has moved. Raises GitError, OSError."""
+    updates = [left[:3] for left in leftovers]
+    for left in leftovers:
+        if left.is_made and read_head(left.git_dir) == f"ref: {left.ref}":
+            repository = Repository(left.git_dir)
+            changes = repository.differences(left.old, left.new)
+            with (
+                journal.writing(left.git_dir, repository.common_dir, updates) as token,
+                Index(left.git_dir, room, token, changes, keep=True) as index,
+            ):
+                index.lock()
+                index.install()
 
 
 def is_checked_out_elsewhere(git_dir: Path, common: Path, ref: str) -> bool:

@@ -38,7 +38,7 @@ from bonobofs.git.journal import HEAD, JOURNAL, Journal, Leftover, recover
 from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, IncompleteError, Published, Publisher, RefUpdate
 from bonobofs.git.published_files import prepare
 from bonobofs.git.repository import Difference, Repository
-from bonobofs.git.shared_head import Head, Index, StagedError
+from bonobofs.git.shared_head import Head, Index, StagedError, finish_index
 from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, find_git_dirs, read_head
 from bonobofs.ipc.codec import decode_decision, encode_denied, encode_request
 from bonobofs.policy.compiled import Tracked
@@ -234,7 +234,7 @@ class Worker:
         places = [self._directory, *map(Path, config["leftovers"])]
         self._left: Final = [(str(place), left) for place in places for left in _patiently(recover, place / JOURNAL)]
         self._journal: Final = Journal(self._directory / JOURNAL)
-        self._finish()
+        finish_index([left for _, left in self._left], self._directory, self._journal)
         self._journal.clear()
         for old in (*self._directory.glob("receive-*"), self._directory / "index", *places[1:]):
             shutil.rmtree(old, ignore_errors=True)
@@ -245,18 +245,9 @@ class Worker:
             "prepare": self._prepare,
         }
 
-    def _finish(self) -> None:
-        """Update the checkout's index if a killed worker moved the checked-out branch."""
-        head = read_head(self._git_dir)
-        for _, left in self._left:
-            if left.is_made and head == f"ref: {left.ref}":
-                with self._index(Repository(self._git_dir).differences(left.old, left.new), keep=True) as index:
-                    index.lock()
-                    index.install()
-
     def run(self) -> None:
         """Serve requests until the companion is gone. Raises EOFError."""
-        self._channel.send({"recovered": [[place, *left] for place, left in self._left]})
+        self._channel.send({"recovered": [[place, *left[:4]] for place, left in self._left]})
         while True:
             call, descriptors = self._channel.receive()
             try:

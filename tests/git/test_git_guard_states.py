@@ -346,6 +346,8 @@ def test_a_kill_at_any_step_leaves_a_valid_repository(tmp_path: Path, gated: Gat
         alice = gated(repo)
         alice.guard.guarded_create_branch(f"aidlc/after-{at}", "alice")
         repo.check()
+        if repo.head("aidlc/work") != base.head():
+            assert repo.status() == "", "the index followed the branch"
         assert repo.run("reset", "--hard", "-q").returncode == 0
         assert repo.head("aidlc/other") == base.head("aidlc/other")
         if operation != "checkout":
