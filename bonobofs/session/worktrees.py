@@ -93,12 +93,14 @@ def add(home: Path, request: WorktreeRequest) -> AddedWorktree:
     repository = _repository(home, request.repository)
     with _locked(home):
         location = linked_worktree.find_repository(repository)
-        _check_open(location.common)
-        there = next((record for record in _present(home, location.common) if record.issue == request.issue), None)
-        if there is not None and there.ready:
-            return _mount_again(home, there, request)
-        if there is not None:
-            _delete(home, there)
+        _check_not_mounted(location.common)
+        existing = next(
+            (record for record in _registered(home, location.common) if record.issue == request.issue), None
+        )
+        if existing is not None and existing.ready:
+            return _mount_again(home, existing, request)
+        if existing is not None:
+            _delete(home, existing)
         base = linked_worktree.base_of(location.common, request.base)
         waits_for = unresolved(home, location, base, request)
         if waits_for:
@@ -144,16 +146,16 @@ def remove(home: Path, name: str) -> RemovedWorktree:
     with _locked(home):
         record = _find(home, name)
         if not Path(record.repository).is_dir():
-            return _removed(home, record, {})
-        _check_open(Path(record.common))
+            return _unmount_and_remove(home, record, {})
+        _check_not_mounted(Path(record.common))
         with (
             open_session(record.repository, preset=None) as opened,
             _recorded(opened, Operation.REMOVE_WORKTREE, record) as more,
         ):
-            return _removed(home, record, more)
+            return _unmount_and_remove(home, record, more)
 
 
-def _removed(home: Path, record: Worktree, details: dict[str, Any]) -> RemovedWorktree:
+def _unmount_and_remove(home: Path, record: Worktree, details: dict[str, Any]) -> RemovedWorktree:
     """Unmount, move uncommitted files to the kept directory, and set `details["kept"]`. Then remove the worktree."""
     where = worktree_paths(home, record.worktree)
     repositories: tuple[str, ...] = ()
@@ -174,13 +176,13 @@ def _repository(home: Path, path: Path) -> Path:
     return path
 
 
-def _check_open(common: Path) -> None:
+def _check_not_mounted(common: Path) -> None:
     over = mounts.mount_around(common)
     if over is not None:
         raise MountError(f"the repository {common} can be written only through the mount on {over.mountpoint}")
 
 
-def _present(home: Path, common: Path) -> list[Worktree]:
+def _registered(home: Path, common: Path) -> list[Worktree]:
     return [record for record in load_all(home) if record.removed is None and record.common == str(common)]
 
 
@@ -356,13 +358,13 @@ def _move_unsaved(home: Path, record: Worktree, where: WorktreePaths) -> Removed
         if error.kind == "busy" or error.paths:
             raise
         # The repository is gone with all commits, so keep the whole tree.
-        place = _free(where.kept)
+        place = _free_path(where.kept)
         os.rename(where.tree, place)
         return RemovedWorktree(record, place, ("all of it",), (), ())
     for path, content in unsaved.staged.items():
-        place = _free(Path(f"{where.kept}.staged", path))
+        place = _free_path(Path(f"{where.kept}.staged", path))
         place.write_bytes(content)
-    files = _keep(where, unsaved.files)
+    files = _move_to_kept(where, unsaved.files)
     for path in unsaved.tracked:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             (where.tree / path).unlink()
@@ -371,19 +373,19 @@ def _move_unsaved(home: Path, record: Worktree, where: WorktreePaths) -> Removed
     left = [
         os.path.join(at, name)[len(str(where.tree)) + 1 :] for at, _, names in os.walk(where.tree) for name in names
     ]
-    files += _keep(where, left)
+    files += _move_to_kept(where, left)
     kept = where.kept if files or unsaved.staged else None
     return RemovedWorktree(record, kept, tuple(files), tuple(unsaved.staged), unsaved.deleted)
 
 
-def _keep(where: WorktreePaths, paths: Sequence[str]) -> list[str]:
+def _move_to_kept(where: WorktreePaths, paths: Sequence[str]) -> list[str]:
     for path in paths:
-        place = _free(where.kept / path)
+        place = _free_path(where.kept / path)
         os.rename(where.tree / path, place)
     return list(paths)
 
 
-def _free(place: Path) -> Path:
+def _free_path(place: Path) -> Path:
     """Return `place`, or the first free `place~N`. Creates the parent directories."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     number = 2
