@@ -400,8 +400,10 @@ class KernelTransport:
             if opcode not in _SILENT:
                 self._error(unique, error.errno or errno.EIO)
             return
-        except Busy:
+        except Busy as busy:
             self._defer(length, failed)
+            if busy.first is not None:
+                self._advance(LongRequest(0, p.Opcode.FORGET, busy.first), failed)
             return
         except Exception as error:  # noqa: BLE001 - an unknown failure becomes EIO and a log line
             failed(opcode, error)

@@ -11,15 +11,16 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.errors import os_error
-from bonobofs.fuse.fd_cache import FILE, FdCache, R, W, stale
+from bonobofs.fuse.fd_cache import FILE, FdCache, R, W, duplicates, stale
 from bonobofs.fuse.inode_table import InodeTable, Node
+from bonobofs.fuse.slices import Job, Run
 from bonobofs.policy.decision import Layer, Permit
 from bonobofs.policy.request import HEAD_BYTES, Kind
 from bonobofs.system import syscalls
@@ -347,30 +348,26 @@ class LayerStore(FdCache):
             os.chown(name, st.st_uid, st.st_gid, dir_fd=directory, follow_symlinks=False)
         os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=directory, follow_symlinks=False)
 
-    def copy(self, node: Node, directory: int, name: bytes, permit: Permit) -> int:
+    def copy(
+        self, node: Node, above: Node | None, name: bytes, run: Run, permit: Permit
+    ) -> Generator[Job[Any], None, int]:
         """Copy a file or symlink of another layer with all attributes, and return a descriptor.
 
-        The descriptor of a symlink is O_PATH.
+        The copy is `name` in `above`; a file has no name if `above` is None. The descriptor of a symlink is O_PATH.
+        `run` makes the calls that copy the content.
         """
+        directory = self.root if above is None else self.directory(above, changing=True)
         if node.kind is Kind.SYMLINK:
             self._copy_symlink(node, directory, name, permit)
             return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-        fd = self.create(directory, name, 0o600, permit)
+        make = partial(self.create_nameless, directory) if above is None else partial(self.create, directory, name)
+        fd = make(0o600, permit)
         try:
-            self._fill(fd, node, permit)
+            yield from self._fill(fd, node, run, permit)
         except BaseException:
             os.close(fd)
-            os.unlink(name, dir_fd=directory)
-            raise
-        return fd
-
-    def copy_nameless(self, node: Node, permit: Permit) -> int:
-        """Copy a file whose name was removed, as `copy` does."""
-        fd = self.create_nameless(self.root, 0o600, permit)
-        try:
-            self._fill(fd, node, permit)
-        except BaseException:
-            os.close(fd)
+            if above is not None:
+                os.unlink(name, dir_fd=self.directory(above, changing=True))
             raise
         return fd
 
@@ -381,24 +378,27 @@ class LayerStore(FdCache):
         else:
             self.keep_created(node, fd, stat.S_IMODE(os.fstat(fd).st_mode))
 
-    def _fill(self, fd: int, node: Node, permit: Permit) -> None:
+    def _fill(self, fd: int, node: Node, run: Run, permit: Permit) -> Generator[Job[Any], None, None]:
         """Copy the content and attributes of a file. Holes stay holes."""
-        original = node.store.file(node, R)
-        size = os.fstat(original).st_size
-        os.ftruncate(fd, size)
-        at = 0
-        while at < size:
-            try:
-                at = os.lseek(original, at, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno != errno.ENXIO:
-                    raise
-                break
-            end = os.lseek(original, at, os.SEEK_HOLE)
-            os.lseek(fd, at, os.SEEK_SET)
-            while at < end and (sent := os.sendfile(fd, original, at, min(end - at, _MOST_SENT))):
-                at += sent
-        self._copy_attributes(fd, original, permit)
+        with duplicates(node.store.file(node, R)) as (original,):
+            size = os.fstat(original).st_size
+            os.ftruncate(fd, size)
+            at = 0
+            while at < size:
+                try:
+                    at = os.lseek(original, at, os.SEEK_DATA)
+                except OSError as error:
+                    if error.errno != errno.ENXIO:
+                        raise
+                    break
+                end = os.lseek(original, at, os.SEEK_HOLE)
+                os.lseek(fd, at, os.SEEK_SET)
+                while at < end:
+                    sent = yield from run(partial(os.sendfile, fd, original, at, min(end - at, _MOST_SENT)))
+                    if not sent:
+                        break
+                    at += sent
+            self._copy_attributes(fd, original, permit)
 
     def copy_attributes(self, node: Node, other: Node, permit: Permit) -> None:
         """Give a directory of this layer the owner, mode, extended attributes and times of another."""

@@ -25,7 +25,7 @@ from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.fd_cache import stale
 from bonobofs.fuse.mount_context import Handler, Header, Notifications, is_member
 from bonobofs.fuse.path_table import PathEntry, PathTable
-from bonobofs.fuse.slices import finished
+from bonobofs.fuse.slices import Busy, finished
 from bonobofs.fuse.transport import Hooks
 from bonobofs.system import syscalls
 
@@ -171,7 +171,13 @@ class _Callbacks:
 
     def _call(self, opcode: p.Opcode, header: Header, body: bytes) -> bytes:
         self.before(monotonic())  # to the handlers, each message is a request
-        reply = self.handlers[opcode](header, memoryview(body))
+        try:
+            reply = self.handlers[opcode](header, memoryview(body))
+        except Busy as busy:
+            if busy.first is None:
+                raise
+            finished(busy.first)
+            reply = self.handlers[opcode](header, memoryview(body))
         if isinstance(reply, Generator):
             reply = finished(reply)
         return reply if isinstance(reply, bytes) else b"".join(reply)

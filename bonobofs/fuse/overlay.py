@@ -14,15 +14,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import count, islice
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from bonobofs.errors import os_error
 from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import InodeTable, Node, joined
 from bonobofs.fuse.layer_store import LayerStore
+from bonobofs.fuse.slices import Job, Run
 from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
 from bonobofs.policy import denials
 from bonobofs.policy.compiled import REPOSITORY, ScratchTable
@@ -209,9 +210,9 @@ class Overlay:
 
     # -- copy-up
 
-    def copy_up(self, node: Node, permit: Permit) -> list[tuple[Node, bytes]]:
+    def copy_up(self, node: Node, run: Run, permit: Permit) -> Generator[Job[Any], None, list[tuple[Node, bytes]]]:
         """Copy a file or symlink of the source to the upper layer before a change. Return its other names, which follow
-        it.
+        it. `run` makes the calls that copy the content; meanwhile the file is not changed and keeps its name.
 
         The request does not show which name the program opened, so all known names lead to the copy. EXDEV: the node is
         neither file nor symlink.
@@ -219,17 +220,15 @@ class Overlay:
         if node.kind not in (Kind.FILE, Kind.SYMLINK):
             raise os_error(errno.EXDEV)
         path, old, below, name = self._inodes.path(node), node.ino, node.parent, node.name
+        upper_dir = None if below is None else self.ensure_upper_dir(below, permit)
+        fd = yield from self.store.copy(node, None if upper_dir is None else upper_dir.node, name, run, permit)
         others = [link for link in self._inodes.links(old) if link != (below, name) and _leads(node, *link)]
-        if below is None:
-            fd = self.store.copy_nameless(node, permit)
-        else:
-            upper_dir = self.ensure_upper_dir(below, permit)
-            fd = self.store.copy(node, self.store.directory(upper_dir.node, changing=True), name, permit)
+        if below is not None:
             self._inodes.drop_link(old, below, name)
         node.store.release(node)
         st = os.fstat(fd)
         self._inodes.renumber(node, st.st_ino + self.store.ino_offset, self.store)
-        if below is None:
+        if upper_dir is None:
             self.store.keep_nameless(node, fd, R | W)
         else:
             self._inodes.rename(node, upper_dir.node, name)

@@ -1,6 +1,6 @@
 """What the handlers share for scratch paths: layer resolution, copy-up, whiteouts and quotas.
 
-The source and the upper layer are shown as one tree. `_resolve` finds the layer before a handler acts: if the permit is
+The source and the upper layer are shown as one tree. `resolve` finds the layer before a handler acts: if the permit is
 for the overlay and the file is in the source, it is copied up, or its name hidden, and the change is made in the
 overlay.
 """
@@ -10,18 +10,19 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from bonobofs.enforcement.authorizer import RelatedChange, WrongLayerError
 from bonobofs.enforcement.write_batches import WriteBatch
 from bonobofs.errors import os_error
 from bonobofs.fuse.inode_table import Node
-from bonobofs.fuse.mount_context import MOST_NAMES, CrossLayerError, Header, MountContext
+from bonobofs.fuse.mount_context import MOST_NAMES, NOTHING, CrossLayerError, Header, MountContext
 from bonobofs.fuse.overlay import NAME, UpperDir
+from bonobofs.fuse.slices import Busy, Steps, finished
 from bonobofs.fuse.temp_files import TempFileOps
 from bonobofs.policy import denials
 from bonobofs.policy.decision import Code, Denied, Layer, Permit
-from bonobofs.policy.denials import ELSEWHERE
 from bonobofs.policy.request import EXISTS, Kind, Operation, Request, WorkspacePath
 
 Removal = Callable[[int, bytes, Permit], None]
@@ -33,6 +34,8 @@ class OverlayOps:
     def __init__(self, mount: MountContext, staged: TempFileOps) -> None:
         self._mount: Final = mount
         self._staged: Final = staged
+        self._failed_copies: Final[dict[int, OSError]] = {}
+        """Errors of copies by threads, by node id, for the requests that wait for them."""
 
     # -- layers
 
@@ -120,7 +123,7 @@ class OverlayOps:
         Raises: Refused; WrongLayerError.
         """
         request, context, _, head = change
-        if request.kind is Kind.FILE and (st.st_nlink > 1 or node.parent is None):
+        if request.kind is Kind.FILE and (st.st_nlink > 1 or (node.parent is None and not node.layer)):
             if head is not None and self._mount.enforcer.policy.judges_content:
                 context = context._replace(head=head())  # the other names of the file may be under another rule
             context = self._mount.with_foreign_names(node, st, request.operation, context)
@@ -135,8 +138,10 @@ class OverlayOps:
         """Copy a node of the source to the overlay, where the permit is for. Return the node to change.
 
         Raises: WrongLayerError if the permit is not for the overlay, or the node is in another layer than the source;
-        Refused if there is no space for it.
+        Refused if there is no space for it; Busy if a thread copies it first, because it is large.
         """
+        if node.id in self._failed_copies:
+            raise self._failed_copies.pop(node.id)
         if node.layer or permit.layer is not Layer.SCRATCH:
             raise WrongLayerError(permit)
         request = Request(Operation.WRITE_FILE, self._mount.path(node), node.kind)
@@ -153,10 +158,25 @@ class OverlayOps:
             self.check_quota(header, request, node.ino, st.st_size, more=NAME)
         self._staged.check_state_disk(header, request, st.st_blocks * 512 + NAME, 1)
         self._staged.close_batch(node)
-        for parent, name in self._mount.overlay.copy_up(node, permit):
+        if self._mount.is_long(min(st.st_size, st.st_blocks * 512)):
+            raise Busy(self._copy_up_first(node, permit))
+        finished(self._copy_up(node, permit))
+        return node
+
+    def _copy_up_first(self, node: Node, permit: Permit) -> Steps:
+        """Copy a file up before the request for it is served. That request gets the error of the copy."""
+        try:
+            return (yield from self._copy_up(node, permit))
+        except OSError as error:
+            self._failed_copies[node.id] = error
+        return NOTHING
+
+    def _copy_up(self, node: Node, permit: Permit) -> Steps:
+        others = yield from self._mount.overlay.copy_up(node, partial(self._mount.make_in_thread, node), permit)
+        for parent, name in others:
             self._mount.notifications.entry(parent.id, name)  # the name leads to another file now
         self._mount.notifications.inode(node.id, -1, 0)
-        return node
+        return NOTHING
 
     def _check_scratch_alone(self, header: Header, node: Node, request: Request) -> None:
         """Raise Refused if the file has a name that is not scratch, because the request does not show which name was
@@ -237,10 +257,9 @@ class OverlayOps:
     ) -> None:
         """Record in `denials.jsonl` why a rename or link fails with EXDEV."""
         if error.errno == errno.EXDEV:
-            words = error.words if isinstance(error, CrossLayerError) else ELSEWHERE
-            self._mount.enforcer.denial_recorder.show(
-                Denied(Code.ELSEWHERE, *words, path, operation), self._mount.caller(header)
-            )
+            words = error.words if isinstance(error, CrossLayerError) else denials.ELSEWHERE
+            denied = Denied(Code.ELSEWHERE, *words, path, operation)
+            self._mount.enforcer.denial_recorder.show(denied, self._mount.caller(header))
 
 
 def _stays(_directory: int, _name: bytes, _leave: Permit) -> None:

@@ -27,10 +27,6 @@ MOST_DEFERRED: Final = 16 << 20
 Result = TypeVar("Result")
 
 
-class Busy(Exception):  # noqa: N818 - never an answer: the request is served again
-    """The request would change what a long one is checking or changing."""
-
-
 class Job(Generic[Result]):
     """A system call that releases the interpreter lock."""
 
@@ -55,6 +51,17 @@ class Job(Generic[Result]):
 
 
 Steps = Generator[Job[Any] | None, None, bytes]
+Run = Callable[[Callable[[], int]], Generator[Job[Any], None, int]]
+"""Makes a system call that may take long, and returns its result."""
+
+
+class Busy(Exception):  # noqa: N818 - never an answer: the request is served again
+    """The request would change what a long one is checking or changing."""
+
+    def __init__(self, first: Steps | None = None) -> None:
+        """`first` is work without a reply, which the transport starts at once; the request is served after it."""
+        super().__init__()
+        self.first: Final = first
 
 
 def finished(steps: Steps) -> bytes:

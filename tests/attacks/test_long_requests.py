@@ -335,6 +335,11 @@ def _truncate(mount: Path) -> None:
     os.truncate(mount / "large", 1)
 
 
+def _write_scratch(mount: Path) -> None:
+    with open(mount / "old", "r+b") as file:
+        file.write(b"new")
+
+
 def _remove(mount: Path) -> None:
     os.unlink(mount / "large")
 
@@ -350,11 +355,12 @@ def _begin_to_write(path: Path) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("act", [_copy, _truncate, _remove], ids=lambda act: act.__name__.strip("_"))
+@pytest.mark.parametrize("act", [_copy, _truncate, _write_scratch, _remove], ids=lambda act: act.__name__.strip("_"))
 def test_others_are_served_while_a_large_change_waits_for_the_disk(
     mounted: Mounted, tmp_path: Path, file_system: MakeFileSystem, act: Callable[[Path], None]
 ) -> None:
-    """A copy waits to read, a truncation and a removal wait for pages that are written. Leases bind afterwards.
+    """A copy and a copy-up wait to read, a truncation and a removal wait for pages that are written. Leases bind
+    afterwards.
 
     The blocks of the source are a file in another mount, whose server is stopped.
     """
@@ -363,9 +369,10 @@ def test_others_are_served_while_a_large_change_waits_for_the_disk(
     source = file_system("ext4", directory=disk.path)
     (source / "beside").mkdir()
     for name in ("old", "large"):
-        (source / name).write_bytes(os.urandom(LARGE))
+        (source / name).write_bytes(b"old" + os.urandom(LARGE))
     os.sync()
-    world = mounted(policy=ALLOW_ALL, agent="bob", source=source)
+    policy = ALLOW_ALL + '[[scratch]]\npaths = ["old"]\n'
+    world = mounted(policy=policy, agent="bob", source=source)
     inside = inside_directory(world.home, world.session.session)
     tell(lambda: [(world.path / name).stat() for name in ("old", "large")])
     with opened(source / "old", os.O_RDONLY) as fd:
@@ -374,7 +381,7 @@ def test_others_are_served_while_a_large_change_waits_for_the_disk(
     leases = threading.Thread(target=call, args=(inside, "lease.acquire"), kwargs={"patterns": ["other/**"]})
     try:
         with stopped(disk.pid):
-            if act is not _copy:
+            if act in (_truncate, _remove):
                 _begin_to_write(source / "large")
             changes.start()
             until(lambda: waiting(world.pid), "a thread of the server waits for the disk")
@@ -387,7 +394,9 @@ def test_others_are_served_while_a_large_change_waits_for_the_disk(
         changes.join()
         if act is not _remove:
             leases.join()
-        if act is _copy:  # `_begin_to_write` is no change of the mount
+        if act is _write_scratch:
+            assert [(top / "old").read_bytes()[:3] for top in (world.path, source)] == [b"new", b"old"]
+        if act in (_copy, _write_scratch):  # `_begin_to_write` is no change of the mount
             assert "out_of_band" not in {entry.operation for entry in world.entries()}
     finally:
         world.umount()
