@@ -24,19 +24,11 @@ from bonobofs.audit.recovery import Difference
 from bonobofs.audit.temp_cleanup import Stray, by_way_of
 from bonobofs.audit.writer import Trail
 from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
-from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import PolicyError, TrailError
 from bonobofs.fuse.companion_supervisor import Companion
 from bonobofs.fuse.diagnostics import Diagnostics
-from bonobofs.fuse.external_changes import ExternalChanges, Suspect
-from bonobofs.fuse.git_grants import GitGrants
-from bonobofs.fuse.mount_context import (
-    UNCACHED_SECONDS,
-    UNWATCHED_SECONDS,
-    WATCHED_SECONDS,
-    MountContext,
-    Notifications,
-)
+from bonobofs.fuse.external_changes import Suspect
+from bonobofs.fuse.mount_context import UNCACHED_SECONDS, UNWATCHED_SECONDS, WATCHED_SECONDS, MountContext
 from bonobofs.ipc.channel import Message
 from bonobofs.ipc.codec import decode_denied, decode_request, encode_decision, encode_denied
 from bonobofs.ipc.message_kinds import CompanionStatus, MessageKind
@@ -84,25 +76,16 @@ class _InFlight(NamedTuple):
 class RemoteAuthorization:
     """Answers the requests of the companion. Used by the serving thread."""
 
-    def __init__(
-        self,
-        enforcer: Enforcer,
-        external: ExternalChanges,
-        notifications: Notifications,
-        grants: GitGrants,
-        explain: Callable[[Document], Document],
-        root: int,
-        session: str,
-    ) -> None:
-        """`explain` answers EXPLAIN, `root` is a descriptor of the source, `session` the UUID."""
+    def __init__(self, mount: MountContext, explain: Callable[[Document], Document], session: str) -> None:
+        """`explain` answers EXPLAIN, `session` is the UUID."""
         self._explain_change: Final = explain
-        self._enforcer: Final = enforcer
-        self._grants: Final = grants
+        self._enforcer: Final = mount.enforcer
+        self._grants: Final = mount.grants
         self.fds: list[int] = []
         """Descriptors that the companion has sent."""
-        self._external: Final = external
-        self._notifications: Final = notifications
-        self._root: Final = root
+        self._external: Final = mount.external_changes
+        self._notifications: Final = mount.notifications
+        self._root: Final = mount.source.root
         self._session: Final = session
         self._in_flight: Final[dict[int, _InFlight]] = {}
         self._last_own = 0
@@ -326,7 +309,6 @@ class CompanionRequests:
         status: CompanionStatus,
         mount: MountContext,
         authorization: RemoteAuthorization,
-        enforcer: Enforcer,
         config: SessionConfig,
         diagnostics: Diagnostics,
     ) -> None:
@@ -342,8 +324,8 @@ class CompanionRequests:
         self._reload_pending = False
         self._mount: Final = mount
         self._external: Final = mount.external_changes
-        self._enforcer: Final = enforcer
-        self._trail: Final[Trail] = enforcer.trail
+        self._enforcer: Final = mount.enforcer
+        self._trail: Final[Trail] = mount.enforcer.trail
         self._diagnostics: Final = diagnostics
         self._directory: Final = Path(config.session_dir)
         self._origin = config.policy_origin

@@ -6,6 +6,8 @@ import errno
 import os
 import stat
 from collections.abc import Generator, Iterator
+from functools import partial
+from struct import Struct
 from typing import Final
 
 from bonobofs.audit.entry import REPLACES
@@ -21,7 +23,7 @@ from bonobofs.fuse.slices import Steps, finished
 from bonobofs.fuse.temp_files import End, TempFileOps
 from bonobofs.policy import denials
 from bonobofs.policy.decision import Layer, Permit, Refused
-from bonobofs.policy.request import EXISTS, Context, Kind, Operation, Request, WorkspacePath, kind_of
+from bonobofs.policy.request import EXISTS, Context, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system import syscalls
 
 _ATTEMPTS: Final = 3
@@ -36,27 +38,21 @@ class RenameOps:
         self._staged: Final = staged
         self._layers: Final = layers
         o = p.Opcode
-        self.handlers: Final[dict[int, Handler]] = {o.RENAME: self._rename_plain, o.RENAME2: self._rename_flags}
+        self.handlers: Final[dict[int, Handler]] = {
+            o.RENAME: partial(self._rename, p.RENAME_IN),
+            o.RENAME2: partial(self._rename, p.RENAME2_IN),
+        }
 
-    def _rename_plain(self, header: Header, body: memoryview) -> Reply:
-        (target_id,) = p.RENAME_IN.unpack_from(body)
-        return self._rename(header, target_id, 0, body[p.RENAME_IN.size :])
-
-    def _rename_flags(self, header: Header, body: memoryview) -> Reply:
-        target_id, flags, _ = p.RENAME2_IN.unpack_from(body)
-        return self._rename(header, target_id, flags, body[p.RENAME2_IN.size :])
-
-    def _rename(self, header: Header, target_id: int, flags: int, body: memoryview) -> Reply:
-        old, new = p.strings(body, 2)
+    def _rename(self, form: Struct, header: Header, body: memoryview) -> Reply:
+        target_id, flags = (*form.unpack_from(body), 0)[:2]
+        old, new = p.strings(body[form.size :], 2)
         if flags & ~(syscalls.RENAME_NOREPLACE | syscalls.RENAME_EXCHANGE):
             raise os_error(errno.EINVAL)
         source = self._end(header, old)
         target = self._end(header if target_id == header.node_id else header._replace(node_id=target_id), new)
         steps = self._rename_ends(header, source, target, flags)
         ends = (source, target) if flags & syscalls.RENAME_EXCHANGE else (source,)
-        if any(end.st is not None and kind_of(end.st.st_mode) is Kind.DIRECTORY for end in ends):
-            return steps
-        return finished(steps)
+        return steps if _moves_directory(ends) else finished(steps)
 
     def _rename_ends(self, header: Header, source: End, target: End, flags: int) -> Steps:
         try:
@@ -96,7 +92,8 @@ class RenameOps:
         """Return the layer in which a rename is made. EXDEV: it would move more than a file of the source to the
         overlay, or only some of the permits are for the overlay.
         """
-        if not (source.parent.layer or target.parent.layer or any(permit.layer for permit in permits)):
+        layers = {source.parent.layer, target.parent.layer, *[permit.layer for permit in permits]}
+        if layers == {Layer.SOURCE}:
             return Layer.SOURCE
         for end in (source, target) if exchange else (source,):
             if not end.parent.layer and end.st is not None and not _can_be_copied(end.st):
@@ -111,8 +108,9 @@ class RenameOps:
         ends = (source, target) if exchange else (source,)
         if exchange and any(next(self._mount.overlay.upper_dirs_below(end.path), None) for end in ends):
             raise os_error(errno.EXDEV)
-        if any(end.st is not None and stat.S_ISDIR(end.st.st_mode) and self._mount.is_in_use(end.path) for end in ends):
-            raise os_error(errno.EBUSY)
+        for end in ends:
+            if end.st is not None and stat.S_ISDIR(end.st.st_mode) and self._mount.is_in_use(end.path):
+                raise os_error(errno.EBUSY)
 
     def _move(self, source: End, target: End, flags: int, permit: Permit) -> None:
         """Rename in the layer of the permit. In the overlay, a file of the source under either name is hidden."""
@@ -123,16 +121,20 @@ class RenameOps:
         if replaced is not None and exchange:
             other = self._mount.close_batch_of(target.parent, replaced)
         elif replaced is not None and not same:
-            if stat.S_ISDIR(replaced.st_mode):
-                self._layers.check_shown_empty(target.parent, target.directory, target.name, target.path, permit)
-            other = self._mount.pin_for_removal(target.parent, target.directory, target.name, replaced)
+            other = self._pin_replaced(target, replaced, permit)
         if permit.layer:
             place, store = self._upper_end(target, permit), self._mount.overlay.store
         ends = source.directory, source.name, place.directory, target.name
         self._mount.unpin_on_failure(other, lambda: store.rename(*ends, flags, permit))
         if same:
             return
-        self._note_renamed(source, st, moved, target, place, other, exchange=exchange)
+        if exchange and replaced is not None:
+            self._note_moved(other, place, source, replaced)
+        else:
+            self._mount.mark_own_name(source.parent, source.name, 0)
+        if replaced is not None and not exchange:
+            self._mount.after_unlink(other, target.parent, target.name, replaced)
+        self._note_moved(moved, source, place, st)
         if permit.layer:
             if not exchange:
                 self._layers.hide_name(source.shown, source.name, permit)
@@ -143,6 +145,11 @@ class RenameOps:
         else:
             self._staged.move_staged(source, target, exchange=exchange)
             self._move_upper(source, target, permit, exchange=exchange)
+
+    def _pin_replaced(self, target: End, replaced: os.stat_result, permit: Permit) -> Node | None:
+        if stat.S_ISDIR(replaced.st_mode):
+            self._layers.check_shown_empty(target.parent, target.directory, target.name, target.path, permit)
+        return self._mount.pin_for_removal(target.parent, target.directory, target.name, replaced)
 
     def _upper_end(self, target: End, permit: Permit) -> End:
         """Return the target in the upper layer."""
@@ -223,10 +230,6 @@ class RenameOps:
             self._mount.overlay.remove_upper_dir(target.path, permit)
             self._mount.overlay.move_upper_dir(target.parent, target.name, source.path, target.path, permit)
 
-    def _end_again(self, header: Header, end: End) -> End:
-        """Return the end as it is now, after other requests were served."""
-        return self._end(header._replace(node_id=end.shown.id), end.name)
-
     def _end(self, header: Header, name: bytes) -> End:
         parent, directory = self._mount.parent_to_change(header, Operation.RENAME, name)
         layer_dir = parent
@@ -243,12 +246,12 @@ class RenameOps:
         """Authorize everything that a rename moves. Return the two ends as they are afterwards, and their permits.
 
         What is below a directory is authorized in slices. Until it ends, requests that would change what it checks wait
-        (`_moving_trees`). It starts again when the policy, the leases, or an end of the rename have changed, or the
+        (`moving_trees`). It starts again when the policy, the leases, or an end of the rename have changed, or the
         companion has made a change. The caller makes the change in the same slice, so nothing comes between the last
         check and the change. EBUSY: it started too often.
         """
         ends = (source, target) if exchange else (source,)
-        if not any(end.st is not None and stat.S_ISDIR(end.st.st_mode) for end in ends):
+        if not _moves_directory(ends):
             return source, target, self._judge_ends(header, source, target, exchange=exchange)
         for _ in range(_ATTEMPTS):
             request_number, state = self._mount.source.request_number, self._mount.enforcer.state
@@ -262,7 +265,8 @@ class RenameOps:
                     self._mount.moving_trees.remove(tree)
             if request_number == self._mount.source.request_number:
                 return source, target, permits
-            before, source, target = (source, target), self._end_again(header, source), self._end_again(header, target)
+            before = source, target
+            source, target = [self._end(header._replace(node_id=end.shown.id), end.name) for end in before]
             if source.st is None:
                 raise os_error(errno.ENOENT)
             if state == self._mount.enforcer.state and all(map(_is_same, before, (source, target))):
@@ -347,26 +351,6 @@ class RenameOps:
                 change = change._replace(context=change.context._replace(carried=True))
             yield change._replace(layer=None)
 
-    def _note_renamed(
-        self,
-        source: End,
-        st: os.stat_result,
-        moved: Node | None,
-        target: End,
-        target_dir: End,
-        other: Node | None,
-        *,
-        exchange: bool,
-    ) -> None:
-        """Update the tables after a rename. `target_dir` is the end in which the moved file is now."""
-        if target.st is not None and exchange:
-            self._note_moved(other, target_dir, source, target.st)
-        else:
-            self._mount.mark_own_name(source.parent, source.name, 0)
-        if target.st is not None and not exchange:
-            self._mount.after_unlink(other, target.parent, target.name, target.st)
-        self._note_moved(moved, source, target_dir, st)
-
     def _note_moved(self, node: Node | None, origin: End, target: End, st: os.stat_result) -> None:
         self._mount.mark_own_name(target.parent, target.name, st.st_ino)
         if node is None:
@@ -390,6 +374,10 @@ def _leading(directory: int, name: bytes, st: os.stat_result) -> Context:
     return EXISTS._replace(target=os.fsdecode(os.readlink(name, dir_fd=directory)))
 
 
+def _moves_directory(ends: tuple[End, ...]) -> bool:
+    return stat.S_IFDIR in [stat.S_IFMT(end.st.st_mode) for end in ends if end.st is not None]
+
+
 def _can_be_copied(st: os.stat_result) -> bool:
     return stat.S_ISREG(st.st_mode) or stat.S_ISLNK(st.st_mode)
 
@@ -402,6 +390,5 @@ def _is_same_file(source: End, target: End) -> bool:
 
 def _is_same(one: End, other: End) -> bool:
     """Whether an end of a rename is the same file in the same place."""
-    if one.path != other.path or one.parent is not other.parent or one.st is None or other.st is None:
-        return one.path == other.path and one.st is other.st
-    return (one.st.st_ino, one.st.st_dev) == (other.st.st_ino, other.st.st_dev)
+    is_absent = one.st is None and other.st is None
+    return one.path == other.path and (is_absent or (one.parent is other.parent and _is_same_file(one, other)))

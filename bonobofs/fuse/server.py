@@ -138,19 +138,11 @@ class Server:
     def _attach(
         self, companion: Companion | None, status: CompanionStatus
     ) -> tuple[CompanionRequests, CompanionSupervisor]:
-        config, diagnostics, context = self._config, self._diagnostics, self._operations.mount
-        authorization = RemoteAuthorization(
-            self._enforcer,
-            context.external_changes,
-            self._transport.notices,
-            context.grants,
-            self._operations.explain,
-            self._root,
-            config.session,
-        )
-        context.is_in_use = authorization.needs
-        context.own_change = authorization.own_change
-        requests = CompanionRequests(companion, status, context, authorization, self._enforcer, config, diagnostics)
+        config, diagnostics, mount = self._config, self._diagnostics, self._operations.mount
+        authorization = RemoteAuthorization(mount, self._operations.explain, config.session)
+        mount.is_in_use = authorization.needs
+        mount.own_change = authorization.own_change
+        requests = CompanionRequests(companion, status, mount, authorization, config, diagnostics)
         supervisor = CompanionSupervisor(config, companion, self._root, self._transport, requests, diagnostics)
         return requests, supervisor
 

@@ -218,13 +218,7 @@ class TempFileOps:
         """
         above = self._check_name_free(parent, directory, name)
         fd = self._mount.source.create_nameless(directory, mode, permit)
-        node = self._mount.inodes.add_nameless(
-            os.fstat(fd).st_ino, Kind.FILE, self._mount.join(parent, name), self._mount.source
-        )
-        self._mount.source.keep_nameless(node, fd, R | W)
-        node.layer = Layer.STAGED
-        self._mount.temp_files.add(above, name, node)
-        return node
+        return self._add_staged(above, name, Kind.FILE, os.fstat(fd).st_ino, fd)
 
     def stage_symlink(
         self, header: Header, parent: Node, directory: int, name: bytes, target: bytes, permit: Permit
@@ -235,10 +229,12 @@ class TempFileOps:
         fd = self._mount.source.create_nameless_symlink(
             self._mount.temp_files.place, target, (header.uid, header.gid), permit
         )
-        node = self._mount.inodes.add_nameless(
-            _SYMLINKS | os.fstat(fd).st_ino, Kind.SYMLINK, self._mount.join(parent, name), self._mount.source
-        )
-        self._mount.source.keep_nameless(node, fd, 0)
+        return self._add_staged(above, name, Kind.SYMLINK, _SYMLINKS | os.fstat(fd).st_ino, fd)
+
+    def _add_staged(self, above: WorkspacePath, name: bytes, kind: Kind, number: int, fd: int) -> Node:
+        source = self._mount.source
+        node = self._mount.inodes.add_nameless(number, kind, joined(above, name), source)
+        source.keep_nameless(node, fd, R | W if kind is Kind.FILE else 0)
         node.layer = Layer.STAGED
         self._mount.temp_files.add(above, name, node)
         return node
