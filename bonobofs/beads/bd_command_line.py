@@ -44,10 +44,8 @@ class Parsed(NamedTuple):
         """Return the last value of a flag, which counts if the flag takes one; None if it is absent."""
         return self.values[name][-1] if name in self.values else None
 
-    def each(self, name: str) -> list[str] | None:
-        """Return the values of a flag that takes several, also split at commas; None if it is absent."""
-        if name not in self.values:
-            return None
+    def each(self, name: str) -> list[str]:
+        """Return the values of a flag that takes several, also split at commas."""
         return [part.strip() for value in self.values[name] for part in value.split(",")]
 
 
@@ -73,7 +71,15 @@ def parse(arguments: Sequence[str], form: Form) -> Parsed:
             name, has_value, value = argument[2:].partition("=")
             _take(form, name, value if has_value else None, rest, values, switches)
         else:
-            _take_short(form, argument[1:], rest, values, switches)
+            # `-p1`, `-p=1`, `-p 1`, and several switches in one argument, which may end in a flag with a value.
+            letters = argument[1:]
+            while letters:
+                letter, letters = letters[0], letters[1:]
+                if letter in form.switches:
+                    switches.add(form.switches[letter])
+                else:
+                    _take(form, letter, letters.removeprefix("=") if letters else None, rest, values, switches)
+                    break
     for text in (*words, *(text for texts in values.values() for text in texts)):
         if text.startswith("@"):
             raise UnsupportedCommand("file", f"This is about {text!a}.")
@@ -85,37 +91,17 @@ def parse(arguments: Sequence[str], form: Form) -> Parsed:
 def _take(
     form: Form, name: str, value: str | None, rest: list[str], values: dict[str, list[str]], switches: set[str]
 ) -> None:
+    flag = f"{'--' if len(name) > 1 else '-'}{ascii(name)[1:-1]}"
     if name in form.switches:
         if value not in (None, "true"):
-            raise UnsupportedCommand("flag", f"This is about --{ascii(name)[1:-1]}, which has no value.")
+            raise UnsupportedCommand("flag", f"This is about {flag}, which has no value.")
         switches.add(form.switches[name])
     elif name in form.values:
-        if value is None:
-            if not rest:
-                raise UnsupportedCommand("form", f"A value is missing after --{name}.")
-            value = rest.pop(0)
-        values.setdefault(form.values[name], []).append(value)
+        if value is None and not rest:
+            raise UnsupportedCommand("form", f"A value is missing after {flag}.")
+        values.setdefault(form.values[name], []).append(rest.pop(0) if value is None else value)
     else:
-        raise UnsupportedCommand("flag", f"This is about --{ascii(name)[1:-1]}.")
-
-
-def _take_short(form: Form, letters: str, rest: list[str], values: dict[str, list[str]], switches: set[str]) -> None:
-    """Parse `-p1`, `-p=1`, `-p 1`, and several switches in one argument, which may end in a flag with a value."""
-    while letters:
-        letter, letters = letters[0], letters[1:]
-        if letter in form.switches:
-            switches.add(form.switches[letter])
-        elif letter in form.values:
-            if letters:
-                value = letters.removeprefix("=")
-            elif rest:
-                value = rest.pop(0)
-            else:
-                raise UnsupportedCommand("form", f"A value is missing after -{letter}.")
-            values.setdefault(form.values[letter], []).append(value)
-            return
-        else:
-            raise UnsupportedCommand("flag", f"This is about -{ascii(letter)[1:-1]}.")
+        raise UnsupportedCommand("flag", f"This is about {flag}.")
 
 
 def _spelled(flags: str) -> dict[str, str]:
@@ -219,6 +205,14 @@ WRITING: Final[Mapping[str, Form]] = {
 }
 """Commands that become operations of the gate."""
 
+_LISTS: Final = {
+    "labels": "labels",
+    "deps": "dependencies",
+    "add-label": "add_labels",
+    "remove-label": "remove_labels",
+    "set-labels": "labels",
+}
+"""The field of the gate for each flag that takes several values."""
 _ALIASES: Final = {"new": "create", "done": "close", "view": "show", "dep rm": "dep remove"}
 _FAMILIES: Final = frozenset(name.split()[0] for name in (*READING, *WRITING) if " " in name)
 _FILES: Final = frozenset({"body-file", "design-file", "reason-file", "file", "graph", "stdin", "metadata", "output"})
@@ -309,43 +303,28 @@ def _flag(argument: str) -> str:
     return argument[2:].partition("=")[0]
 
 
-def _texts(parsed: Parsed, *names: str) -> dict[str, Any]:
-    return {name: parsed.last(name) for name in names if parsed.last(name) is not None}
+def _fields(parsed: Parsed) -> dict[str, Any]:
+    """Return the values of the flags, by the names of the gate's fields."""
+    return {
+        _LISTS.get(name, name): parsed.each(name) if name in _LISTS else parsed.last(name) for name in parsed.values
+    }
 
 
 def _create(parsed: Parsed) -> list[Step]:
-    title = parsed.last("title")
-    if (title is None) != bool(parsed.words):
+    fields = _fields(parsed)
+    if ("title" in fields) == bool(parsed.words):
         raise UnsupportedCommand("form", "It needs one title.")
-    fields = _texts(parsed, "description", "design", "acceptance", "notes", "assignee", "parent")
-    fields["title"] = parsed.words[0] if title is None else title
-    fields["type"] = parsed.last("type") or "task"
-    fields["priority"] = parsed.last("priority") or 2
-    return [Step("create", "", fields | _lists(parsed, labels="labels", deps="dependencies"))]
+    fields["title"] = fields.get("title", *parsed.words)
+    fields["type"] = fields.get("type") or "task"
+    fields["priority"] = fields.get("priority") or 2
+    return [Step("create", "", fields)]
 
 
 def _update(parsed: Parsed) -> list[Step]:
-    fields = _texts(
-        parsed,
-        "title",
-        "type",
-        "priority",
-        "description",
-        "design",
-        "acceptance",
-        "notes",
-        "assignee",
-        "status",
-        "parent",
-    )
-    fields |= _lists(parsed, **{"add-label": "add_labels", "remove-label": "remove_labels", "set-labels": "labels"})
+    fields = _fields(parsed)
     if "claim" in parsed.switches:
         fields["claim"] = True
     return [Step("update", issue, fields) for issue in parsed.words]
-
-
-def _lists(parsed: Parsed, **names: str) -> dict[str, Any]:
-    return {name: parsed.each(flag) for flag, name in names.items() if flag in parsed.values}
 
 
 def _close_or_reopen(name: str) -> Any:

@@ -16,23 +16,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import TOUCHES
+from bonobofs.beads import dependency_rules, issue_rules
 from bonobofs.beads.bd_client import BdClient, Beads, Stored, find_beads
 from bonobofs.beads.bd_command_line import Step
-from bonobofs.beads.dependency_rules import NEW, judge_begin, judge_concurrent, judge_dependency, judge_removal
+from bonobofs.beads.dependency_rules import NEW
 from bonobofs.beads.issue import CREATOR_ID, WORKTREE, Actor, BeadsIssue, Edge, Issues, NewIssue, assigned
-from bonobofs.beads.issue_rules import (
-    EPIC,
-    IssueChanges,
-    IssueRequest,
-    judge_close,
-    judge_comment,
-    judge_create,
-    judge_reopen,
-    judge_request,
-    judge_update,
-    parse_priority,
-    require_text,
-)
+from bonobofs.beads.issue_rules import EPIC, IssueChanges, IssueRequest, parse_priority, require_text
 from bonobofs.beads.refusals import Fault
 from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
 from bonobofs.errors import BeadsError, BonobofsError
@@ -110,10 +99,10 @@ class IssueService:
         return IssueCall(
             Operation.CREATE_ISSUE,
             {"title": request.title, "type": request.issue_type, "priority": request.priority, **fields},
-            lambda issues: judge_create(issues, request, self._actor),
+            lambda issues: issue_rules.judge_create(issues, request, self._actor),
             partial(self._store_new, request),
             also,
-            lambda: judge_request(request, self._conventions),
+            lambda: issue_rules.judge_request(request, self._conventions),
         )
 
     def update(self, issue_id: str, changes: Mapping[str, Any]) -> IssueCall:
@@ -133,7 +122,7 @@ class IssueService:
         return _call(
             Operation.CLOSE_ISSUE,
             {"issue": issue_id, "reason": reason},
-            lambda issues: judge_close(issues, issue_id, text, self._actor),
+            lambda issues: issue_rules.judge_close(issues, issue_id, text, self._actor),
             lambda change: change.client.close_issue(issue_id, change.permit, reason=text),
         )
 
@@ -143,7 +132,7 @@ class IssueService:
         return _call(
             Operation.REOPEN_ISSUE,
             {"issue": issue_id, "reason": reason},
-            lambda issues: judge_reopen(issues, issue_id, text, self._actor),
+            lambda issues: issue_rules.judge_reopen(issues, issue_id, text, self._actor),
             lambda change: change.client.reopen_issue(issue_id, change.permit, reason=text),
         )
 
@@ -152,7 +141,7 @@ class IssueService:
         return IssueCall(
             Operation.ADD_DEPENDENCY,
             {"issue": blocked, "depends_on": blocker, "type": kind},
-            lambda issues: judge_dependency(issues, blocked, blocker, kind, self._actor),
+            lambda issues: dependency_rules.judge_dependency(issues, blocked, blocker, kind, self._actor),
             partial(_store_edge, Operation.ADD_DEPENDENCY),
         )
 
@@ -161,7 +150,7 @@ class IssueService:
         return _call(
             Operation.REMOVE_DEPENDENCY,
             {"issue": blocked, "depends_on": blocker},
-            lambda issues: judge_removal(issues, blocked, blocker, self._actor),
+            lambda issues: dependency_rules.judge_removal(issues, blocked, blocker, self._actor),
             lambda change: change.client.remove_dependency(blocked, blocker, change.permit),
         )
 
@@ -171,7 +160,7 @@ class IssueService:
         return _call(
             Operation.COMMENT_ISSUE,
             {"issue": issue_id, "comment": comment},
-            lambda issues: judge_comment(issues, issue_id, comment),
+            lambda issues: issue_rules.judge_comment(issues, issue_id, comment),
             lambda change: change.client.add_comment(issue_id, comment, change.permit),
         )
 
@@ -180,7 +169,7 @@ class IssueService:
         return _call(
             Operation.UPDATE_ISSUE,
             {"issue": issue_id, "worktree": worktree},
-            lambda issues: judge_begin(issues, issue_id),
+            lambda issues: dependency_rules.judge_begin(issues, issue_id),
             lambda change: change.client.update_issue(issue_id, change.permit, metadata={WORKTREE: worktree}),
         )
 
@@ -279,7 +268,7 @@ class IssueService:
         return IssueCall(
             operation,
             {"issue": issue_id, **changes},
-            lambda issues: judge_update(issues, issue_id, changes, self._actor, self._conventions),
+            lambda issues: issue_rules.judge_update(issues, issue_id, changes, self._actor, self._conventions),
             partial(self._store_changes, issue_id),
         )
 
@@ -354,7 +343,7 @@ def _store_edge(operation: Operation, change: Change, edge: Edge) -> BeadsIssue:
     """Add an edge, and remove it again if a concurrent change outside the gate made it invalid."""
     stored = change.client.add_dependency(edge.issue, edge.on, edge.kind, change.permit)
     try:
-        judge_concurrent(stored.after, edge)
+        dependency_rules.judge_concurrent(stored.after, edge)
     except Fault as fault:
         change.client.remove_dependency(edge.issue, edge.on, change.permit)
         change.record(undone=True, rule=fault.refusal.rule, about=fault.about)
