@@ -22,45 +22,6 @@ Missing = list[str]
 """The names of the requested parts that are not stored."""
 
 
-class Creation:
-    """One issue to create, with a unique mark in its metadata."""
-
-    def __init__(self, new: NewIssue, mark: str) -> None:
-        """Raises UsageError for a label that bd would split, or the description `-`, for which it reads stdin."""
-        for label in new.labels:
-            check_label(label)
-        check_description(new.description)
-        self.new: Final = new
-        self._metadata: Final = {**new.metadata, CALL: mark}
-
-    def flags(self) -> list[Flag]:
-        new = self.new
-        return [
-            ("title", new.title),
-            # bd creates a message as ephemeral. A task that becomes a message is permanent.
-            ("type", "task" if new.issue_type == MESSAGE else new.issue_type),
-            ("priority", str(new.priority)),
-            *((name, value) for name, value in self._texts().items() if value),
-            *(("labels", label) for label in new.labels),
-            *((("parent", new.parent),) if new.parent else ()),
-            ("metadata", metadata_text(self._metadata)),
-        ]
-
-    def missing(self, issue: BeadsIssue) -> Missing:
-        new = self.new
-        texts = {"title": new.title, "priority": str(new.priority), "status": OPEN, **self._texts()}
-        return [
-            *(name for name, value in texts.items() if not _is(issue, name, value)),
-            *(() if issue.issue_type == new.issue_type and not issue.ephemeral else ("type",)),
-            *(f"label {label}" for label in new.labels if label not in issue.labels),
-            *(("metadata",) if not _contains(issue.metadata, self._metadata) else ()),
-            *(("parent",) if _parents(issue) != ([new.parent] if new.parent else []) else ()),
-        ]
-
-    def _texts(self) -> dict[str, str]:
-        return {name: getattr(self.new, name) for name in ("description", "design", "acceptance", "notes", "assignee")}
-
-
 @dataclass(frozen=True, slots=True)
 class Update:
     """Changes of an issue's fields."""
@@ -73,7 +34,7 @@ class Update:
     remove_labels: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a label or description as `Creation` does, and for the status `closed`."""
+        """Raises UsageError for a label that bd would split, a description `-` and the status `closed`."""
         if self.texts.get("status") == CLOSED:
             raise UsageError("an issue is closed by closing it: an update would not check its blockers")
         for label in (*self.add_labels, *self.remove_labels):
@@ -97,6 +58,37 @@ class Update:
         ]
 
 
+class Creation:
+    """One issue to create, with a unique mark in its metadata."""
+
+    def __init__(self, new: NewIssue, mark: str) -> None:
+        """Raises UsageError as `Update` does."""
+        texts = {name: getattr(new, name) for name in ("description", "design", "acceptance", "notes", "assignee")}
+        texts |= {"title": new.title, "priority": str(new.priority), "status": OPEN}
+        self._new: Final = new
+        self._fields: Final = Update(texts, {**new.metadata, CALL: mark}, new.labels)
+
+    def flags(self) -> list[Flag]:
+        new, fields = self._new, self._fields
+        return [
+            # bd creates a message as ephemeral. A task that becomes a message is permanent.
+            ("type", "task" if new.issue_type == MESSAGE else new.issue_type),
+            *((name, value) for name, value in fields.texts.items() if value and name != "status"),
+            *(("labels", label) for label in new.labels),
+            *((("parent", new.parent),) if new.parent else ()),
+            ("metadata", metadata_text(fields.metadata or {})),
+        ]
+
+    def missing(self, issue: BeadsIssue) -> Missing:
+        new = self._new
+        parents = [edge.on for edge in issue.edges if edge.kind == PARENT]
+        return [
+            *self._fields.missing(issue),
+            *(() if issue.issue_type == new.issue_type and not issue.ephemeral else ("type",)),
+            *(() if parents == ([new.parent] if new.parent else []) else ("parent",)),
+        ]
+
+
 def same(stored: str, requested: str) -> bool:
     """Return True if the texts are equal. Some versions of bd strip blanks around a text."""
     return stored.strip() == requested.strip()
@@ -108,10 +100,6 @@ def _is(issue: BeadsIssue, name: str, value: str) -> bool:
 
 def _contains(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> bool:
     return all(key in stored and stored[key] == value for key, value in requested.items())
-
-
-def _parents(issue: BeadsIssue) -> list[str]:
-    return [edge.on for edge in issue.edges if edge.kind == PARENT]
 
 
 _FIELDS: Final = "acceptance assignee description design metadata notes parent priority title type"
