@@ -102,12 +102,12 @@ def _contains(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> bool:
     return all(key in stored and stored[key] == value for key, value in requested.items())
 
 
-_FIELDS: Final = "acceptance assignee description design metadata notes parent priority title type"
-FLAGS: Final = {
+_FIELDS: Final = "acceptance assignee description design metadata notes priority title type"
+_COMMANDS: Final = {
     "where": "",
     "list": "all include-gates include-infra limit",
     "comments": "",
-    "create": f"{_FIELDS} labels",
+    "create": f"{_FIELDS} labels parent",
     "update": f"{_FIELDS} add-label remove-label status",
     "close": "reason",
     "reopen": "reason",
@@ -116,6 +116,7 @@ FLAGS: Final = {
     "dep remove": "",
     "comments add": "",
 }
+FLAGS: Final = {name: frozenset(flags.split()) for name, flags in _COMMANDS.items()}
 """The flags of each command. None of them selects another database (--db, --repo, -C), chooses an id or reads a file.
 --force, which overrides bd, only deletes an issue that the same turn has created."""
 
@@ -128,10 +129,11 @@ Flag = tuple[str, str | None]
 
 
 def command(name: str, actor: str, flags: Iterable[Flag] = (), words: Sequence[str] = ()) -> list[str]:
-    """Return the arguments of one call. Raises UsageError for NUL or invalid UTF-8, KeyError for other flags."""
+    """Return the arguments of one call. Raises UsageError for NUL or invalid UTF-8, KeyError for others."""
     arguments = [*name.split(), "--json", f"--actor={actor}"]
+    known = FLAGS[name]
     for flag, value in flags:
-        if flag not in FLAGS[name].split():
+        if flag not in known:
             raise KeyError(f"bd {name} does not take --{flag}")
         arguments.append(f"--{flag}" if value is None else f"--{flag}={value}")
     if words:
