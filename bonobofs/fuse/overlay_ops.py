@@ -134,11 +134,12 @@ class OverlayOps:
         node = self.copy_up(header, node, permit)
         return node, node.store.stat(node), permit
 
-    def copy_up(self, header: Header, node: Node, permit: Permit) -> Node:
+    def copy_up(self, header: Header, node: Node, permit: Permit, *, at_once: bool = False) -> Node:
         """Copy a node of the source to the overlay, where the permit is for. Return the node to change.
 
         Raises: WrongLayerError if the permit is not for the overlay, or the node is in another layer than the source;
-        Refused if there is no space for it; Busy if a thread copies it first, because it is large.
+        Refused if there is no space for it; Busy if a thread copies it first, because it is large and not needed
+        `at_once`.
         """
         if node.id in self._failed_copies:
             raise self._failed_copies.pop(node.id)
@@ -158,7 +159,7 @@ class OverlayOps:
             self.check_quota(header, request, node.ino, st.st_size, more=NAME)
         self._staged.check_state_disk(header, request, st.st_blocks * 512 + NAME, 1)
         self._staged.close_batch(node)
-        if self._mount.is_long(min(st.st_size, st.st_blocks * 512)):
+        if not at_once and self._mount.is_long(min(st.st_size, st.st_blocks * 512)):
             raise Busy(self._copy_up_first(node, permit))
         finished(self._copy_up(node, permit))
         return node

@@ -166,19 +166,20 @@ class RenameOps:
         exchange = bool(flags & syscalls.RENAME_EXCHANGE)
         if flags & syscalls.RENAME_NOREPLACE and target.st is not None:
             raise os_error(errno.EEXIST)
-        source = self._copied_up_end(header, source, permits[0])
+        at_once = _moves_directory((source, target))  # what was judged in slices holds in this slice only
+        source = self._copied_up_end(header, source, permits[0], at_once=at_once)
         if exchange:
-            target = self._copied_up_end(header, target, permits[0])
+            target = self._copied_up_end(header, target, permits[0], at_once=at_once)
         self._check_moved_quota(header, source, target, exchange=exchange)
         return source, target
 
-    def _copied_up_end(self, header: Header, end: End, permit: Permit) -> End:
+    def _copied_up_end(self, header: Header, end: End, permit: Permit, *, at_once: bool) -> End:
         """Return the end after its file was copied up from the source."""
         if end.parent.layer or end.st is None:
             return end
         node = self._mount.inodes.reference(end.parent, end.name, end.st)
         try:
-            self._layers.copy_up(header, node, permit)
+            self._layers.copy_up(header, node, permit, at_once=at_once)
         finally:
             self._mount.forget_node(node.id, 1)
         parent, directory = self._layers.resolve_layer(end.shown, end.directory, end.name)

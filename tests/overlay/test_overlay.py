@@ -228,6 +228,24 @@ def test_renames_within_scratch(world: Place, tell: Tell) -> None:
     tell(story)
 
 
+def test_a_large_source_file_and_a_scratch_directory_are_exchanged(world: Place, tell: Tell) -> None:
+    content = os.urandom(3 << 20)
+
+    def prepare(source: Path) -> None:
+        (source / "free").mkdir()
+        (source / "free/large").write_bytes(content)
+
+    def story() -> None:
+        top = world.path / "free"
+        (top / "directory").mkdir()
+        renameat2(top / "large", top / "directory", RENAME_EXCHANGE)
+        assert (top / "large").is_dir()
+        assert (top / "directory").read_bytes() == content
+
+    world.does(prepare, world.source)
+    tell(story)
+
+
 def test_no_rename_crosses_the_layers(world: Place, tell: Tell) -> None:
     """Rename, link and exchange between source and scratch fail with EXDEV; so does a move of a directory of the
     source.
