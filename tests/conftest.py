@@ -32,7 +32,7 @@ hypothesis.settings.load_profile("nothing is left behind")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "root: needs root, and is not collected for others; CI is root")
     config.addinivalue_line("markers", "alone: measures time or changes the machine; scripts/test runs it by itself")
-    # Whoever starts the tests in the background may have SIGINT ignored, and so would every program that they start.
+    # A shell that starts the tests in the background ignores SIGINT, and so would every program that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -92,7 +92,7 @@ def test_during_an_outage_mounts_continue_and_entries_are_sent_later(
     world = mounted(policy=policy(server, tmp_path))
     daemon.start(home)
     refuse(world)
-    until(lambda: "cannot be reached" in daemon.status(home).problems.get("mail", ""), "it is told", seconds=30)
+    until(lambda: "cannot be reached" in daemon.status(home).problems.get("mail", ""), "it is reported", seconds=30)
     (world.path / "file").write_text("text")
     with running(server):
         world.umount()
@@ -210,7 +210,7 @@ def test_a_corrected_token_is_read(home: Path, mounted: Mounted, original: Origi
     world = mounted(policy=text)
     daemon.start(home)
     refuse(world)
-    until(lambda: "answers 401" in daemon.status(home).problems.get("mail", ""), "it is told", seconds=30)
+    until(lambda: "answers 401" in daemon.status(home).problems.get("mail", ""), "it is reported", seconds=30)
     (tmp_path / "token").write_text(TOKEN)
     until(lambda: letters(world), "the refusal is posted", seconds=60)
 
@@ -228,7 +228,7 @@ def test_a_hanging_server_delays_no_other_mail(
         until(lambda: "mail" in daemon.status(home).problems, "it has begun", seconds=30)
         refuse(other)
         until(lambda: letters(other), "the other's refusal is posted", seconds=10)
-        until(lambda: ended(found), "it ends, told twice", seconds=10)
+        until(lambda: ended(found), "it ends after two requests", seconds=10)
         hanging.hangs.clear()
         daemon.start(home)
         stuck.umount()
@@ -272,9 +272,9 @@ def test_a_token_is_in_its_file_only(home: Path, mounted: Mounted, original: Ori
     world = mounted(policy=policy(original, tmp_path))
     daemon.start(home)
     refuse(world)
-    until(lambda: "500" in daemon.status(home).problems.get("mail", ""), "it is told", seconds=30)
+    until(lambda: "500" in daemon.status(home).problems.get("mail", ""), "it is reported", seconds=30)
     (tmp_path / "token").write_text(f"{TOKEN} {TOKEN}\n{TOKEN}")
-    until(lambda: "one word" in daemon.status(home).problems.get("mail", ""), "that is told", seconds=60)
+    until(lambda: "one word" in daemon.status(home).problems.get("mail", ""), "that is reported", seconds=60)
     (tmp_path / "token").write_text(TOKEN)
     original.status = 200
     until(lambda: letters(world), "the refusal is posted", seconds=60)
@@ -318,7 +318,7 @@ def test_a_damaged_policy_delays_no_other_mail(
     daemon.start(home)
     refuse(other)
     until(lambda: letters(other), "the refusal is posted", seconds=30)
-    until(lambda: "is not the policy" in daemon.status(home).problems.get("mail", ""), "it is told", seconds=30)
+    until(lambda: "is not the policy" in daemon.status(home).problems.get("mail", ""), "it is reported", seconds=30)
 
 
 def test_verify_without_a_witness_is_a_usage_error(home: Path, mounted: Mounted) -> None:

@@ -157,7 +157,7 @@ def test_a_conflicting_reservation_is_reported_once_and_is_no_lease(
     def alerts() -> list[str]:
         return [sent.subject for sent in mailbox.sent() if sent.subject.startswith("alert: ")]
 
-    until(lambda: len(alerts()) == 2, "both are told", seconds=30)
+    until(lambda: len(alerts()) == 2, "both are reported", seconds=30)
     said = f"docs/*.md, reserved by {rival}, is not a lease: docs/**/*.md overlaps with docs/plan.md, held by alice"
     until(lambda: said in daemon.status(home).problems.get("reservations", ""), "it stands there", seconds=30)
     assert [lease.id for lease in leases.list_leases(database)] == [held.id]

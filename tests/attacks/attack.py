@@ -57,13 +57,13 @@ class Attack(NamedTuple):
     path: str
     """The path that the record must name, with {docs}, {code}, {closed}, {hook} and {name} in it."""
     instead: tuple[Code, str] | None = None
-    """What the record may say as well: of a file with several names one is refused, and which is all the same."""
+    """What the record may say as well: of a file with several names any one is refused."""
     below: Below | None = None
     """Makes what must be in the source before."""
     spends: tuple[str, ...] = ()
     """Files in its documents that were there before and which the program itself rightly removes."""
     by_kernel: bool = False
-    """The kernel asks for it later, in nobody's name: the record has no process."""
+    """The kernel sends it later, for no process: the record has none."""
 
     def target(self, place: Place) -> str:
         """The path that the record must name."""

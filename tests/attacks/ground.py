@@ -144,7 +144,7 @@ def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield ground
     log = home / "sessions" / ground.session.session / "server.log"
     wrong = ground.close()
-    assert log.read_text() == "", "the server met what nobody foresaw"
+    assert log.read_text() == "", "the server had an unexpected error"
     assert wrong == []
 
 

@@ -142,5 +142,5 @@ def test_a_move_of_many_directories_takes_few_descriptors(own_place: MakePlace) 
 
     try:
         world.does(story)
-    finally:  # shutil.rmtree recurses, and would fail for whoever clears the directory
+    finally:  # shutil.rmtree recurses, and would fail when pytest clears the directory
         subprocess.run(["rm", "-rf", world.source / "deep", world.source / "low"], check=True)

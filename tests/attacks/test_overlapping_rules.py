@@ -86,7 +86,7 @@ def test_a_write_batch_does_not_outlive_its_rule(
     """After a move of the file or a directory above, further writes are judged at the new path."""
     world = mounted(policy=TWO_RULES, role="author")
     came = tell(_write_on_after, world.path, path, moved, act)
-    # Of two names either may be the one that is told: the narrow one by its rule, the wide one because it has another.
+    # Either of two names may be reported: the narrow one by its rule, the wide one because it has another.
     assert came == codes or (act, came) == ("link", (errno.EPERM, errno.EPERM))
     for file in (world.source / "narrow").rglob("*.md"):
         assert file.read_bytes() in (_FIRST, b"")
@@ -110,7 +110,7 @@ def test_a_name_that_the_kernel_forgot_does_not_count_twice(mounted: Mounted, so
     linked = world.path / "aidlc-docs/linked.md"
     assert tell(_write, linked) == errno.EPERM
     for _ in range(3):
-        # What memory pressure does sooner or later: the kernel drops every name of the mount that nobody holds.
+        # What memory pressure does sooner or later: the kernel drops every name of the mount that is not in use.
         subprocess.run(["mount", "-i", "-o", "remount,rw", world.path], check=True)
         assert tell(_write, linked) == errno.EPERM
     assert hook.read_bytes() == CONTENT

@@ -39,7 +39,7 @@ def test_the_umask_is_reset_after_each_request(act: str, mount: Path, ordinary_u
     live = session_directory(top / "home", made.session) / "live.json"
     before = live.stat().st_mtime_ns
     (top / "policy.toml").write_text(POLICY + "max_total = '1GB'\n")
-    until(lambda: live.stat().st_mtime_ns != before, "the server has written live.json anew")
+    until(lambda: live.stat().st_mtime_ns != before, "the server has rewritten live.json")
     assert stat.S_IMODE(live.stat().st_mode) == 0o600
 
     wrote = ordinary_user.run("sh", "-c", "mkdir -p mount/sub/build/deep && echo x >mount/sub/build/deep/file")

@@ -112,7 +112,7 @@ class Model:
         changed = {name for name in before if self.all[name] != before[name]}
         for name in changed:
             old, new = before[name], self.all[name]
-            assert old.assignee in ("", asks.label), "what is somebody else's is not touched"
+            assert old.assignee in ("", asks.label), "an issue of another agent is unchanged"
             assert old.issue_type == new.issue_type
             assert {one for one in old.labels if one.startswith("phase:")} <= set(new.labels)
             assert old.title == new.title or old.created_by == asks.label

@@ -61,7 +61,7 @@ def test_an_issue_has_no_worktree_before_its_dependencies_have_ended(repository:
     made = add(repository, one, tmp_path)
     assert made.returncode == 0, made.stderr
     assert "bonobofs_worktree" in repository.issue(one)["metadata"]
-    assert add(repository, one, tmp_path).returncode == 0, "it is there, and is not asked for anew"
+    assert add(repository, one, tmp_path).returncode == 0, "it is there, and is not requested again"
     other = repository.create("other")
     late = bonobofs("beads", "dep", "add", one, other, "--agent", "alice", cwd=repository.directory)
     assert (late.returncode, "may have begun" in late.stderr) == (77, True)

@@ -221,7 +221,7 @@ def test_a_failing_job_is_reported_and_other_jobs_continue(home: Path, mounted: 
     """The job recovers when its problem is solved."""
     (home / "index.db").mkdir()
     daemon.start(home)
-    until(lambda: "cannot be used" in parts(home).get("index", ""), "the trouble is told", seconds=60)
+    until(lambda: "cannot be used" in parts(home).get("index", ""), "the problem is reported", seconds=60)
     until(lambda: parts(home).get("mail") == "", "the other part is well", seconds=60)
     told = bonobofs("serve", "--status")
     assert told.returncode == 0

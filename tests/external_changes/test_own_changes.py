@@ -148,5 +148,5 @@ def test_own_writes_stay_in_the_page_cache(traffic: Traffic) -> None:
     (traffic.path / "file").write_text("content" * 1000)
     assert (traffic.path / "file").read_text() == "content" * 1000
     (traffic.source / "behind").touch()
-    until((traffic.path / "behind").exists, "the watcher has told")
+    until((traffic.path / "behind").exists, "the watcher has reported")
     assert "READ" not in traffic.opcodes((traffic.path / "file").read_text)

@@ -154,7 +154,9 @@ def test_an_invalid_policy_is_reported_and_not_loaded(world: World, policy: Path
     policy.write_text(CLOSED)
     until(lambda: status(world).policy_error is None, "it is well again", seconds=SOON)
     policy.unlink()
-    until(lambda: "there is no policy file" in (status(world).policy_error or ""), "its absence is told", seconds=SOON)
+    until(
+        lambda: "there is no policy file" in (status(world).policy_error or ""), "its absence is reported", seconds=SOON
+    )
     assert _write(world) == errno.EROFS
 
 
@@ -179,7 +181,7 @@ def test_sighup_reloads_the_policy(world: World) -> None:
     os.kill(companion_of(world.pid), signal.SIGKILL)
     until(lambda: recorded(world, "companion", "alert"), "the companion is missed", seconds=SOON)
     os.kill(world.pid, signal.SIGHUP)
-    until(lambda: status(world).session.policy.generation == 3, "the one that is started anew loads it", seconds=SOON)
+    until(lambda: status(world).session.policy.generation == 3, "the restarted one loads it", seconds=SOON)
     assert world.is_alive
 
 

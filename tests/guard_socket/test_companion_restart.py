@@ -144,13 +144,13 @@ def test_status_says_why_the_leases_cannot_be_read(alice: Called, home: Path) ->
     assert status(alice.world).leases is None
     with closing(sqlite3.connect(home / "bonobofs.db", isolation_level=None)) as database:
         database.execute("BEGIN EXCLUSIVE")
-        until(lambda: status(alice.world).leases is not None, "it is told", seconds=60)
+        until(lambda: status(alice.world).leases is not None, "it is reported", seconds=60)
         with pytest.raises(PermissionError):
             (alice.path / "a").touch()
         with pytest.raises(Refused) as refused:
             alice("write_file", path="a", content="text")
         assert refused.value.decision.code is Code.LEASED
-        until(lambda: "database" in (status(alice.world).leases or ""), "why is told too", seconds=60)
+        until(lambda: "database" in (status(alice.world).leases or ""), "the reason is reported too", seconds=60)
         database.execute("ROLLBACK")
     until(lambda: status(alice.world).leases is None, "they are known again", seconds=60)
     (alice.path / "a").touch()

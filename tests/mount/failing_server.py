@@ -41,7 +41,7 @@ def _lookup(operations: _Failing) -> None:
         if name.startswith(b"fail-later"):
             operations.after = operations.tidying = True
         elif name.startswith(b"fail"):
-            raise ValueError("nobody foresaw this")
+            raise ValueError("an unexpected error")
         return real(header, body)
 
     operations.handlers[Opcode.LOOKUP] = lookup

@@ -98,7 +98,7 @@ GUARDED: Final[Differences] = {
         "read": (False, _SIZE),
     },
     "exec.busy": _are("EACCES", _EXECUTABLE, "copy", "chmod", "run while it is written", "run"),
-    "exec.neither": _are("EACCES", _EXECUTABLE, "chmod", "run"),
+    "exec.other_files_are_not_run": _are("EACCES", _EXECUTABLE, "chmod", "run"),
     "exec.program": _are("EACCES", _EXECUTABLE, "copy", "chmod", "run", "run the other"),
     "exec.rights": _are(
         "EACCES",

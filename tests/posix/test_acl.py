@@ -144,7 +144,7 @@ def test_by_descriptor(see: See) -> None:
 
 
 @case(root=True)
-def test_who_gets_what(see: See) -> None:
+def test_rights_of_named_users_and_groups(see: See) -> None:
     """Named users and groups get what the list says, under its mask."""
     make("a.md", b"x")
     os.chmod("a.md", 0o600)
@@ -205,7 +205,7 @@ def test_inherited_rights(see: See) -> None:
 
 
 @case(root=True)
-def test_who_may_set(see: See) -> None:
+def test_only_owner_and_root_set_a_list(see: See) -> None:
     """Only the owner and root set a list; setting it outside the group takes set-group-id."""
     make("a.md")
     os.chmod("a.md", 0o666)

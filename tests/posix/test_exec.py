@@ -59,7 +59,7 @@ def test_program(see: See) -> None:
 
 
 @case()
-def test_neither(see: See) -> None:
+def test_other_files_are_not_run(see: See) -> None:
     """What is neither a program nor a script is not run, nor is a directory."""
     see("create", None, make, "a.md", b"neither")
     see("chmod", None, os.chmod, "a.md", 0o755)

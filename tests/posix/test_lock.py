@@ -124,7 +124,7 @@ def _child_with_lock(fd: int) -> bool:
 
 
 @case()
-def test_kinds_are_apart(see: See) -> None:
+def test_flock_and_record_locks_are_independent(see: See) -> None:
     """flock and record locks do not see each other."""
     make("a.md")
     with opened("a.md") as fd:

@@ -105,7 +105,7 @@ def test_truncating(see: See) -> None:
 
 
 @case()
-def test_truncating_is_seen_by_who_reads(see: See) -> None:
+def test_truncating_is_seen_by_open_readers(see: See) -> None:
     """A descriptor opened before sees a file emptied and rewritten."""
     make("a.md", b"a long old content")
     with opened("a.md", os.O_RDONLY) as reader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -252,25 +253,47 @@ def test_a_reason_is_one_line(database: Database, ann: Holder) -> None:
     assert leases.list_leases(database)[0].reason == kept
 
 
-RACER = """
-import sys
+RACERS = """
+import json, os, sys, traceback
 from pathlib import Path
 from bonobofs.errors import ForbiddenError
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.state import leases
 from bonobofs.state.database import Database
 
-home, label, identity, pattern = Path(sys.argv[1]), *sys.argv[2:]
-with Database.open(home) as database:
-    wanted = leases.LeaseRequest(leases.Holder(label, identity), (pattern,))
-    print("there", flush=True)
-    for _ in sys.stdin:
+def race(label, identity, pattern, go, done):
+    with Database.open(home) as database:
+        request = leases.LeaseRequest(leases.Holder(label, identity), (pattern,))
+        os.write(done, b"r")
+        while os.read(go, 1):
+            try:
+                leases.acquire(database, request, patterns_meet)
+            except ForbiddenError:
+                os.write(done, b"l")
+            else:
+                os.write(done, b"w")
+
+# The racers are forks of this process, which has loaded the libraries and closed its database.
+home, racers = Path(sys.argv[1]), []
+with Database.open(home):
+    pass
+for arguments in json.loads(sys.argv[2]):
+    (go, start), (result, done) = os.pipe(), os.pipe()
+    if not os.fork():
+        for descriptor in (0, start, result, *(end for ends in racers for end in ends)):
+            os.close(descriptor)
         try:
-            leases.acquire(database, wanted, patterns_meet)
-        except ForbiddenError:
-            print("lost", flush=True)
-        else:
-            print("won", flush=True)
+            race(*arguments, go, done)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)
+    os.close(go)
+    os.close(done)
+    racers.append((start, result))
+for round in sys.stdin:
+    for start, _ in racers if round == "go\\n" else ():
+        os.write(start, b"g")
+    print("".join(os.read(result, 1).decode() for _, result in racers), flush=True)
 """
 
 
@@ -281,31 +304,32 @@ def test_one_of_many_concurrent_acquirers_wins(database: Database, home: Path) -
     for number in range(32):
         label = f"agent-{number}"
         pattern = f"src/{'?' * (number % 4)}*/**/*{number}*" if number % 2 else f"**/*{number}*.py"
-        command = [sys.executable, "-c", RACER, str(home), label, agent_registry.add(database, label).id, pattern]
-        racers.append(
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
-        )
-    try:
-        for racer in racers:
-            assert racer.stdout is not None
-            assert racer.stdout.readline() == "there\n"
+        racers.append((label, agent_registry.add(database, label).id, pattern))
+    with subprocess.Popen(
+        [sys.executable, "-c", RACERS, str(home), json.dumps(racers)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as running:
+        stdin, stdout = running.stdin, running.stdout
+        assert stdin is not None
+        assert stdout is not None
+
+        def results(command: str) -> str:
+            """A letter for each racer: ready, lost or won."""
+            stdin.write(f"{command}\n")
+            stdin.flush()
+            return stdout.readline().strip()
+
+        assert results("wait") == "r" * 32
         for _ in range(200):
-            said = _race(racers)
-            assert sorted(said) == ["lost"] * 31 + ["won"]
+            found = results("go")
+            assert sorted(found) == ["l"] * 31 + ["w"]
             (lease,) = leases.list_leases(database)
-            assert lease.holder.agent == f"agent-{said.index('won')}"
+            assert lease.holder.agent == f"agent-{found.index('w')}"
             leases.release(database, lease.id)
-    finally:
-        for racer in racers:
-            racer.communicate()
-
-
-def _race(racers: list[subprocess.Popen[str]]) -> list[str]:
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write("go\n")
-        racer.stdin.flush()
-    return [racer.stdout.readline().strip() for racer in racers if racer.stdout is not None]
+        stdin.close()
 
 
 def test_lease_generations_are_unique(opened: Callable[[Path], Database], home: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_policy_change_keeps_the_leases(mounted: Mounted, database: Database) 
     acquire(database, "bob", "docs/**")
     (world.path / "docs").mkdir()
     os.kill(world.pid, signal.SIGHUP)
-    until(lambda: session.statuses(world.home)[0].session.policy.generation == 2, "the policy is loaded anew")
+    until(lambda: session.statuses(world.home)[0].session.policy.generation == 2, "the policy is reloaded")
     assert not writes(world.path / "docs/a.md")
     assert writes(world.path / "a.md")
 

@@ -157,7 +157,7 @@ class Traffic:
         for change in (last.touch, last.unlink):
             before = self._told_of(last.name)
             change()
-            until(lambda: self._told_of(last.name) > before, "the kernel is told of it")  # noqa: B023 - called at once
+            until(lambda: self._told_of(last.name) > before, "the kernel is notified")  # noqa: B023 - called at once
 
     def _told_of(self, name: str) -> int:
         return sum(note.get("notice") == "entry" and note["name"] == name for note in self.notes())

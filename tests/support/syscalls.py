@@ -20,7 +20,7 @@ from tests.posix.harness import User
 ANNA: Final = User(12345, 12345)
 BERT: Final = User(23456, 23456)
 CLUB: Final = 34567
-"""A group that nobody has as the first."""
+"""A group that is no user's primary group."""
 MEMBER: Final = User(12345, 12345, (CLUB,))
 
 RENAME_NOREPLACE: Final = 1

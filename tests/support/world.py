@@ -169,7 +169,7 @@ class World:
         if mounts.at(self.path):
             try:
                 self.umount()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told and cleared away
+            except Exception as error:  # noqa: BLE001 - any error is reported, and the mount cleared away
                 wrong.append(f"{self.path} could not be unmounted: {error}")
         while mounts.at(self.path):
             mounts.detach(self.path, lazy=True)

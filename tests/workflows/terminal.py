@@ -62,7 +62,7 @@ class Terminal:
         ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))
         try:
             more = os.read(self._fd, 65536) if ready else b""
-        except OSError:  # nobody is left at the other end
+        except OSError:  # no process is left at the other end
             return False
         self._screen += more
         return bool(more)

@@ -61,7 +61,7 @@ class Call:
         assert started.stdin is not None
         started.stdin.write(json.dumps(self.shown(id_)).encode())
         started.stdin.close()
-        started.returncode = 0  # it is not waited for, and how it ends is nobody's concern
+        started.returncode = 0  # it is not waited for, and its end does not matter
 
     def shown(self, id_: str) -> Issue:
         """An issue as bd prints it: keys with empty values are left out."""
