@@ -99,7 +99,7 @@ class Rig:
             lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call(True)
         )
         files = VirtualDir({b"policy.md": lambda _: b"text"})
-        self._operations = Operations(
+        self.operations = Operations(
             inodes, self._source, TempFiles(str(directory), 8, count()), self._overlay, self._guard, files, notices
         )
         self.unforeseen: list[str] = []
@@ -109,10 +109,10 @@ class Rig:
     def close(self) -> None:
         self._guard.flush_all()
         self._log.close()
-        for node_id in list(self._operations.mount.nodes):
+        for node_id in list(self.operations.mount.nodes):
             if node_id != p.ROOT_ID:
                 header = Header(node_id, 0, 0, 0, 0)
-                self._operations.handlers[p.Opcode.FORGET](header, memoryview(p.FORGET_IN.pack(1 << 62)))
+                self.operations.handlers[p.Opcode.FORGET](header, memoryview(p.FORGET_IN.pack(1 << 62)))
         for store in (self._source, self._overlay.store):
             store.close_unused()
             os.close(store._mountinfo)
@@ -141,7 +141,7 @@ class Rig:
         connection = self._connection
         connection._buffer[: len(message)] = message
         self._source.now += 1.0
-        connection._handle(len(message), self._operations.handlers, self._failed)
+        connection._handle(len(message), self.operations.handlers, self._failed)
         self._finish()
         unique = p.IN_HEADER.unpack_from(message)[2] if len(message) >= p.IN_SIZE else 0
         return Reply(self._answers(), unique)

@@ -16,11 +16,11 @@ def test_a_batch_of_forgets_is_served_in_steps(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     try:
         nodes = [rig.node("docs"), rig.node("docs", "a.md"), rig.node("docs", "link")]
-        known = rig._operations.mount.nodes
+        known = rig.operations.mount.nodes
         counts = [known[node].lookups for node in nodes]
         body = p.BATCH_FORGET_IN.pack(len(nodes), 0)
         body += b"".join(map(p.FORGET_ONE.pack, reversed(nodes), reversed(counts)))
-        handler = rig._operations.handlers[p.Opcode.BATCH_FORGET]
+        handler = rig.operations.handlers[p.Opcode.BATCH_FORGET]
         steps = handler(Header(0, 0, 0, 0, 0), memoryview(body))
         assert isinstance(steps, Generator)
         left = []
