@@ -55,7 +55,7 @@ def enter_shell(home: Path, mountpoint: Path, command: Sequence[str]) -> NoRetur
     try:
         os.execvpe(words[0], words, environment)
     except OSError as error:
-        raise MountError(f"{words[0]} cannot be run: {error.strerror}") from error
+        raise MountError(f"{words[0]} cannot be run: {error.strerror}; name a program on PATH") from error
 
 
 def _nothing_to_call(mountpoint: Path, resolved: Path) -> str:

@@ -187,7 +187,7 @@ def _check_directory(path: Path, name: str) -> None:
         mode = path.stat().st_mode
     except OSError as error:
         if error.errno == errno.ENOTCONN:
-            raise MountError(f"the {name} {path} is a dead mount; take it off first: fusermount3 -u {path}") from error
+            raise MountError(f"the {name} {path} is a dead mount; unmount it first: fusermount3 -u {path}") from error
         remedy = f"; create it: mkdir -p {path}" if error.errno == errno.ENOENT and name == "mountpoint" else ""
         raise MountError(f"the {name} {path} cannot be used: {error.strerror}{remedy}") from error
     if not stat.S_ISDIR(mode):

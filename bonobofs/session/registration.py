@@ -111,7 +111,7 @@ def _preset_for(home: Path, source: Path, *, store: bool) -> tuple[str, str]:
 
 def _of_preset(name: str, why: str) -> ChosenPolicy:
     if name not in PRESETS:
-        raise PolicyError(f"there is no preset {name}; there are {', '.join(PRESETS)}")
+        raise PolicyError(f"there is no preset {name}; use one of {', '.join(PRESETS)}")
     file = preset_file(name)
     document = load(file)
     compiled = compile_policy(document.model_dump(mode="json"))
