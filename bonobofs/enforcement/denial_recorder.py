@@ -107,7 +107,7 @@ class DenialRecorder:
             else:
                 seq = self._record(denied, caller, guard)
                 self._repeats[mark] = _Repeat(denied, guard, seq, now)
-            if not _is_attempt(denied.path) and self._window.add():
+            if not _is_probe(denied) and self._window.add():
                 self._alert(denied, guard, "three denials of one agent within five minutes")
         except TrailError:
             pass  # the denial is raised without an entry; the trail queued an alert about the failed write
@@ -276,9 +276,13 @@ def lock_of(holding: Holding | None) -> str:
     return "none" if holding is None else holding.chain or holding.holder
 
 
-def _is_attempt(path: str) -> bool:
-    """True for a name with which a program only probes: git at each `git status`, an editor at each save."""
-    return is_never_held(path.rpartition("/")[2]) or _is_optional_lock(path)
+def _is_probe(denied: Denied) -> bool:
+    """True if programs cause the denial in ordinary work: git at each `git status`, an editor at each save, a library
+    that looks for `.env`.
+    """
+    if denied.code is Code.SECRET and denied.operation is Operation.READ_FILE:
+        return True
+    return is_never_held(denied.path.rpartition("/")[2]) or _is_optional_lock(denied.path)
 
 
 def _is_optional_lock(path: str) -> bool:

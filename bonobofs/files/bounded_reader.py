@@ -181,7 +181,8 @@ class WorkspaceReader:
             raise OutsideError
         # A mount hides a source entry of this name too.
         exists = place.status is not None and place.kind is not Kind.SYMLINK
-        if not exists or place.path.partition("/")[0] == _RESERVED:
+        hidden = place.path.partition("/")[0] == _RESERVED or self._policy().secret(place.path.split("/"))
+        if not exists or hidden:
             with place:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return place
@@ -191,7 +192,8 @@ class WorkspaceReader:
         from_scratch = policy.scratch_table(start) is not None
 
         def shows(path: str) -> bool:
-            return bool(start) or path != _RESERVED
+            whole = f"{start}/{path}" if start else path
+            return whole != _RESERVED and policy.secret(whole.split("/")) is None
 
         def enters(path: str) -> bool:
             if path.rpartition("/")[2] in _NOT_ENTERED or (excluded is not None and excluded(path)):

@@ -561,7 +561,7 @@ class CompanionRequests:
         self._trail.event("companion", {"watch": self._watch or WATCHING})
 
     def _change_policy(self, origin: str, policy: dict[str, Any], tracked: list[str], file: dict[str, Any]) -> None:
-        previous = self._enforcer.policy.digest
+        previous, secrets = self._enforcer.policy.digest, self._enforcer.policy.document.get("secrets")
         try:
             compiled = compile_policy(policy, self._enforcer.policy.generation + 1)
         except PolicyError as error:
@@ -570,6 +570,8 @@ class CompanionRequests:
         compiled = compiled.with_tracked(Tracked(tracked) if tracked else None)
         self._enforcer.change_policy(compiled if self._mount.repository is None else compiled.with_repository())
         self._policy = policy
+        if compiled.secrets or secrets:
+            self._external.compare_all(at_once=True)  # the kernel caches names that are hidden now, or not any more
         if self._companion is not None:
             document = {"policy": policy, "generation": compiled.generation}
             self._companion.send(MessageKind.POLICY_APPLIED, document)

@@ -74,6 +74,8 @@ class DirOps:
             entries = [entry for entry in entries if entry[3] not in staged]
         if self._mount.grants.hidden:
             entries = [entry for entry in entries if not self._mount.is_hidden(node, entry[3])]
+        if self._mount.enforcer.policy.secrets:
+            entries = [entry for entry in entries if entry[3] in _DOTS or not self._mount.is_secret(node, entry[3])]
         if upper_dir is None:
             return entries
         shown = []

@@ -78,7 +78,7 @@ class LookupOps:
                 if mirrored or parent.store.place:
                     raise
                 return self._mount.no_entry
-            if name == HIDDEN and parent.store.place:
+            if (name == HIDDEN and parent.store.place) or self._mount.is_secret(parent, name, header):
                 raise os_error(errno.ENOENT)
             reply = self._mount.entry(parent, name, st)
             if mirrored:

@@ -298,6 +298,17 @@ class MountContext:
         """Whether git has removed the name and will create it again."""
         return bool(self.grants.hidden) and self.join(parent, name) in self.grants.hidden
 
+    def is_secret(self, parent: Node, name: bytes, reader: Header | None = None) -> bool:
+        """Whether the policy hides this name of the source. The trail gets the denial of a `reader`."""
+        policy = self.enforcer.policy
+        if not policy.secrets or parent.layer or parent.store.place:
+            return False
+        path = self.join(parent, name)
+        refusal = policy.secret(path.split("/"))
+        if refusal is not None and reader is not None:
+            self.enforcer.deny(Denied(*refusal, WorkspacePath(path), Operation.READ_FILE), self.caller(reader))
+        return refusal is not None
+
     def check_external(self, node: Node, st: os.stat_result) -> None:
         """Report an external change if `st` differs from the node's fingerprint.
 

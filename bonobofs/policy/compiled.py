@@ -39,6 +39,9 @@ DEFAULT_ROLE: Final = "agent"
 _ORDINARY: Final = ("notes", "notes.txt", ".notes", ".notes.txt", "Makefile")
 """Ordinary names. A pattern that matches one of them is too wide for `temporary`."""
 
+_EXAMPLES: Final = (".example", ".sample", ".template")
+"""Suffixes of files that show the form of a secret file."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
@@ -196,6 +199,8 @@ class Policy:
     protect_and_scratch: Matcher[denials.Refusal | Scratch]
     """Both in one automaton, because every decision needs both."""
     temporary: Temporary | None
+    secrets: Matcher[denials.Refusal]
+    """Names that the mount hides, with all below, if git does not track them and they are not scratch."""
     keep: Matcher[denials.Refusal]
     hidden: Hidden
     rules: Matcher[Rule]
@@ -238,6 +243,19 @@ class Policy:
         """True if a [[scratch]] matches the path and git does not track it."""
         found = self.protect_and_scratch.find(parts)
         return any(isinstance(one, Scratch) for one in found) and not self.goes_by_rules(parts)
+
+    def secret(self, parts: Sequence[str]) -> denials.Refusal | None:
+        """Return the refusal of a secret path, which the mount hides; None for all others.
+
+        A path is no secret if git tracks it or a path below it, if it is scratch, or if its name ends like that of an
+        example (`.env.example`).
+        """
+        found = self.secrets.find(parts) if self.secrets else []
+        if not found or parts[-1].endswith(_EXAMPLES) or self.repository_of(parts) is not None:
+            return None
+        if self.tracked is not None and self.tracked.has("/".join(parts)):
+            return None
+        return None if self.is_scratch(parts) else found[0]
 
     def goes_by_rules(self, parts: Sequence[str]) -> bool:
         """True if the rules decide about a path that a [[scratch]] matches.
@@ -299,6 +317,7 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
         scratch=tuple({pattern.table.index: pattern.table for _, pattern in scratch}.values()),
         protect_and_scratch=Matcher([*protect, *scratch]),
         temporary=_temporary(document.get("temporary", ())),
+        secrets=Matcher((parse(f"{text.rstrip('/')}/"), denials.secret(text)) for text in document.get("secrets", ())),
         keep=Matcher((one, denials.kept(one)) for one in keep),
         hidden=_hidden(document.get("hidden", ())),
         rules=Matcher((pattern, rule) for rule in rules for pattern in rule.offer.patterns),

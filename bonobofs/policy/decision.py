@@ -15,6 +15,7 @@ class Code(enum.StrEnum):
 
     OUTSIDE = "OUTSIDE"
     DEVICE = "DEVICE"
+    SECRET = "SECRET"  # noqa: S105 - a name
     HARDLINK = "HARDLINK"
     PROTECTED = "PROTECTED"
     ROLE = "ROLE"
@@ -66,6 +67,7 @@ OF_REPOSITORY: Final = (
 ERRNO: Final[dict[Code, int]] = {
     Code.OUTSIDE: errno.EPERM,
     Code.DEVICE: errno.EPERM,
+    Code.SECRET: errno.EACCES,
     Code.HARDLINK: errno.EPERM,
     Code.PROTECTED: errno.EROFS,
     Code.ROLE: errno.EACCES,

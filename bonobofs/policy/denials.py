@@ -229,6 +229,13 @@ def rule_refuses(name: str, reason: str) -> Refusal:
     return Refusal(Code.PROTECTED, name, reason, instead)
 
 
+def secret(pattern: str) -> Refusal:
+    """The refusal of one entry of `secrets`."""
+    reason = "The policy hides this name: no program of the session may read or make such a file."
+    instead = "Ask the operator for the value, or read it from an environment variable."
+    return Refusal(Code.SECRET, f"secrets:{pattern}", reason, instead)
+
+
 def kept(pattern: Pattern) -> Refusal:
     """The refusal of one [[keep]] pattern."""
     reason = "The policy keeps this file: it is never deleted or renamed away."

@@ -132,6 +132,8 @@ def _refused(policy: Policy, role: str) -> Iterable[str]:
     for rule in document.get("rule", ()):
         if rule.get("refuse") is not None:
             yield f"Any change of {_code(rule['paths'])}: {rule['refuse']} (rule `{rule['name']}`)"
+    if secrets := document.get("secrets", ()):
+        yield f"Reading and any change of {_code(secrets)}, unless git tracks the file: the mount does not show them."
     if deny:
         yield f"Any change of {_code(deny)}, for this role."
     if not policy.hidden.everything:

@@ -314,6 +314,7 @@ class PolicyDocument(_Table):
     hidden: list[HiddenPattern] = []
     temporary: list[TemporaryPattern] = []
     devices: bool = False
+    secrets: list[PathPattern] = []
     symlinks: Literal["inside", "any"] = "inside"
     protect: list[Paths] = []
     keep: list[Paths] = []

@@ -1,10 +1,11 @@
 """Decide about a request. The engine is pure and total: equal inputs give equal decisions, and it never raises.
 
-The checks have this order: outside, devices, the session's own `.git` (permitted in the scratch layer), protect, the
-role's `deny`, scratch paths that git does not track (permitted in the scratch layer), hidden, the role's `write`, keep,
-and the rules, or `default` if no rule matches the path. If one of the last four denies a temporary name, the change is
-permitted as a staged file. The last checks deny a change outside scratch if the file has unknown names, and a change of
-the source if another holder has leased the path. The first denial is final: no later check can widen it.
+The checks have this order: outside, devices, the session's own `.git` (permitted in the scratch layer), protect,
+secrets, the role's `deny`, scratch paths that git does not track (permitted in the scratch layer), hidden, the role's
+`write`, keep, and the rules, or `default` if no rule matches the path. If one of the last four denies a temporary name,
+the change is permitted as a staged file. The last checks deny a change outside scratch if the file has unknown names,
+and a change of the source if another holder has leased the path. The first denial is final: no later check can widen
+it.
 
 The operation of a gate is not a change of a path. The role's lists decide it, and the engine judges each file that it
 changes.
@@ -250,6 +251,8 @@ def _apart_or_closed(policy: Policy, role_name: str, parts: list[str]) -> Permit
                 return one
         if policy.goes_by_rules(parts):
             found = []
+    if policy.secrets and (secret := policy.secret(parts)) is not None:
+        return secret
     role = policy.roles.get(role_name)
     if role is None:
         return policy.unknown_role

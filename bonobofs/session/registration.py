@@ -201,7 +201,7 @@ _FILE: Final = "tracked.json"
 
 
 class TrackedFiles(NamedTuple):
-    """The paths that git tracks below [[scratch]]."""
+    """The paths that git tracks and that a [[scratch]] or `secrets` matches."""
 
     paths: list[str]
     """Relative to the source. A path that ends in a slash includes everything below it."""
@@ -211,7 +211,7 @@ class TrackedFiles(NamedTuple):
 
 def find_tracked(home: Path, source: Path, policy: Policy) -> TrackedFiles:
     """Find the tracked paths of a source. If its repository cannot be read, all existing scratch paths count."""
-    if not policy.scratch:
+    if not policy.scratch and not policy.secrets:
         return TrackedFiles([])
     root = next((place for place in (source, *source.parents) if os.path.lexists(place / ".git")), None)
     if root is None:
@@ -219,7 +219,8 @@ def find_tracked(home: Path, source: Path, policy: Policy) -> TrackedFiles:
     prefix = "" if root == source else f"{source.relative_to(root)}/"
 
     def wanted(path: str) -> bool:
-        return path.startswith(prefix) and policy.is_scratch(path[len(prefix) :].split("/"))
+        parts = path[len(prefix) :].split("/")
+        return path.startswith(prefix) and (policy.is_scratch(parts) or bool(policy.secrets.find(parts)))
 
     try:
         tracked = import_module("bonobofs.git.checkout").tracked_paths(root, home, wanted)
