@@ -288,8 +288,8 @@ def test_a_path_that_git_tracks_is_never_scratch() -> None:
         "build/sub/new.js": "scratch",
         "build/other/x": "scratch",
         # From scratch it could not be renamed over a tracked file.
-        "build/.#a.js": "temporary",
-        "build/sub/.#b.js": "temporary",
+        "build/.#a.js": "staged",
+        "build/sub/.#b.js": "staged",
         "build/other/.#x": "scratch",
     }
     for path, answer in expected.items():
