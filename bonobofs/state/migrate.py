@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -93,22 +92,6 @@ def status(database: Database) -> Status:
     )
 
 
-def create(database: Database) -> None:
-    """Create the tables if absent. Safe under concurrent calls. StateError."""
-    if database.is_sqlite:
-        path = database.url.database or ""
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise StateError(f"the database {path} cannot be made: {error.strerror}") from error
-    with database.alone() as connection:
-        if revision_of(connection) is None:
-            connection.rollback()
-            _migrate(connection, MIGRATIONS)
-
-
 def newest(scripts: Sequence[Path] = MIGRATIONS) -> str:
     """Return the newest revision in `scripts`."""
     return ScriptDirectory.from_config(_config(scripts)).get_current_head() or ""
@@ -120,7 +103,7 @@ def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgrade
     `scripts` are the directories that hold the migrations.
     """
     if database.revision() is None:
-        create(database)
+        database.create(lambda connection: _run_migrations(connection, MIGRATIONS))
         if newest(scripts) == REVISION:
             return UpgradeResult(None, REVISION, None)
     with database.alone() as connection:
@@ -134,7 +117,7 @@ def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgrade
         _refuse_while_live(database, connection)
         made = create_backup(database, before)
         try:
-            _migrate(connection, scripts, marked=True)
+            _migrate(connection, scripts)
         except Exception as error:
             how = "put back from" if _put_back(connection, database, made) else "and there is also a backup,"
             raise StateError(
@@ -181,24 +164,26 @@ def _quoted(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def _migrate(connection: Connection, scripts: Sequence[Path], *, marked: bool = False) -> None:
+def _migrate(connection: Connection, scripts: Sequence[Path]) -> None:
     """Run all missing migrations and the health check in one transaction.
 
-    `marked`: insert the MARK row first and delete it last. If a migration commits by itself, the MARK row becomes
-    visible and shows that a rollback cannot undo the migration.
+    The MARK row is inserted first and deleted last. If a migration commits by itself, the row becomes visible and shows
+    that a rollback cannot undo the migration.
     """
-    config = _config(scripts)
-    config.attributes["connection"] = connection
     connection.execution_options(**{BEGIN: "BEGIN IMMEDIATE"})
     with connection.begin():
-        if marked:
-            connection.execute(insert(tables.counters).values(name=MARK, value=0))
-        command.upgrade(config, "head")
-        wrong = faults(connection, newest(scripts))
-        if wrong:
-            raise StateError("; ".join(wrong))
-        if marked:
-            connection.execute(_UNMARK)
+        connection.execute(insert(tables.counters).values(name=MARK, value=0))
+        _run_migrations(connection, scripts)
+        connection.execute(_UNMARK)
+
+
+def _run_migrations(connection: Connection, scripts: Sequence[Path]) -> None:
+    config = _config(scripts)
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+    wrong = faults(connection, newest(scripts))
+    if wrong:
+        raise StateError("; ".join(wrong))
 
 
 def _refuse_while_live(database: Database, connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""The tables and their columns. The migrations create them with `with_partial_indexes`; a test compares both.
+"""The tables and their columns. The migrations create the same tables; a test compares both.
 
 Identities are UUIDs as text. Timestamps are milliseconds since 1970, UTC, from the database's clock (`clock`), so that
 hosts with different clocks agree on expiry. A label is for people. Lookups by label ignore removed rows, and no other
@@ -14,10 +14,12 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Dialect,
     ForeignKey,
     Index,
     MetaData,
+    PrimaryKeyConstraint,
     String,
     Table,
     Text,
@@ -27,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from bonobofs.state.sqlite_file import CLOCK, escape, unescape
+from bonobofs.state.sqlite_file import CLOCK, REVISION, VERSION_TABLE, escape, unescape
 
 
 class ExactText(TypeDecorator[str]):
@@ -170,18 +172,36 @@ cursors = Table(
 )
 
 
+_PARTIAL_INDEXES: Final = (
+    ("teams_living", teams.c.name, teams.c.removed, True),
+    ("agents_living", agents.c.name, agents.c.removed, True),
+    ("sessions_open", sessions.c.acknowledged, sessions.c.ended, False),
+)
+"""Name, indexed column, the column that is null in the indexed rows, and whether the index is unique."""
+
+
 def with_partial_indexes() -> MetaData:
     """Add the partial indexes to `metadata` and return it; idempotent. Only a migration needs them.
 
     They are not declared with the tables: SQLAlchemy would load its PostgreSQL dialect for them, which would delay
     every mount and every command.
     """
-    for name, column, null, unique in (
-        ("teams_living", teams.c.name, teams.c.removed, True),
-        ("agents_living", agents.c.name, agents.c.removed, True),
-        ("sessions_open", sessions.c.acknowledged, sessions.c.ended, False),
-    ):
+    for name, column, null, unique in _PARTIAL_INDEXES:
         if all(index.name != name for index in column.table.indexes):
             rows = null.is_(None)
             Index(name, column, unique=unique, sqlite_where=rows, postgresql_where=rows)
     return metadata
+
+
+def create_tables(connection: Connection) -> None:
+    """Create the tables of the newest revision, as the migrations do."""
+    metadata.create_all(connection)
+    for name, column, null, unique in _PARTIAL_INDEXES:
+        kind = "UNIQUE INDEX" if unique else "INDEX"
+        where = f"{column.table.name} ({column.name}) WHERE {null.name} IS NULL"
+        connection.exec_driver_sql(f"CREATE {kind} IF NOT EXISTS {name} ON {where}")
+    key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")
+    version = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32)), key)
+    version.create(connection)
+    connection.execute(version.insert().values(version_num=REVISION))
+    connection.execute(counters.insert().values(name="leases", value=1))

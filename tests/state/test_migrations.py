@@ -81,8 +81,15 @@ def backups_in(home: Path) -> list[Path]:
     return sorted((home / "backups").glob("*")) if (home / "backups").exists() else []
 
 
-def test_the_migrations_create_the_tables_of_the_schema(database: Database) -> None:
-    with database.read() as connection:
+@pytest.mark.parametrize("by_migrations", [False, True])
+def test_a_new_database_and_a_migrated_one_have_the_tables_of_the_schema(
+    where: str, home: Path, by_migrations: bool
+) -> None:
+    """`Database.open` creates the tables without the migrations."""
+    if by_migrations:
+        with Database(home) as database:
+            assert migrate.upgrade(database) == (None, sqlite_file.REVISION, None)
+    with Database.open(home) as database, database.read() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": sqlite_file.VERSION_TABLE})
         # The comments are for who reads the code; they are not kept in the database.
         found = [one for one in compare_metadata(context, schema.with_partial_indexes()) if "comment" not in str(one)]
@@ -266,5 +273,5 @@ def test_the_db_commands_report_their_result(where: str, home: Path) -> None:
 def test_an_invalid_database_is_a_one_line_error_with_exit_1(url: str, home: Path, source: Path) -> None:
     wrong = bonobofs("agent", "list", env={"BONOBOFS_DATABASE": url})
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (1, "", 1)
-    assert any(word in wrong.stderr for word in ("DATABASE", "cannot be used", "cannot be made"))
+    assert any(word in wrong.stderr for word in ("DATABASE", "cannot be used", "cannot be created"))
     assert not (home / "bonobofs.log").exists()
