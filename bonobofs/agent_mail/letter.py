@@ -96,11 +96,11 @@ class Letter:
 
     @property
     def subject(self) -> str:
-        said = [f"{self.alerts} alert{'s' * (self.alerts > 1)}"] if self.alerts else []
-        said += [f"{self.denied} denied"] if self.denied else []
-        said += [f"{self.entries} entr{'ies' if self.entries > 1 else 'y'}"]
+        counts = [f"{self.alerts} alert{'s' * (self.alerts > 1)}"] if self.alerts else []
+        counts += [f"{self.denied} denied"] if self.denied else []
+        counts += [f"{self.entries} entr{'ies' if self.entries > 1 else 'y'}"]
         mark = f"[{self.session} {self.first}-{self.last} {self.hash[:HASH_DIGITS]} {self.home[:8]}]"
-        return f"{escape(self.agent)[:_LONGEST_NAME]}: {', '.join(said)} {mark}"
+        return f"{escape(self.agent)[:_LONGEST_NAME]}: {', '.join(counts)} {mark}"
 
     @property
     def body(self) -> str:

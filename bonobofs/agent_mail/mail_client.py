@@ -65,11 +65,11 @@ class Server:
         parts = content if isinstance(content, list) else []
         texts = [str(part.get("text", "")) for part in parts if isinstance(part, dict)]
         if answer.get("isError"):
-            said = " ".join(texts)
+            message = " ".join(texts)
             for secret in (value for name, value in arguments.items() if name.endswith("_token")):
-                said = said.replace(str(secret), "***")
+                message = message.replace(str(secret), "***")
             # A server can fail after it has stored a message.
-            raise MailError(f"{self.url} refuses: {self._line(said)}", carried_out=None, refused=True)
+            raise MailError(f"{self.url} refuses: {self._line(message)}", carried_out=None, refused=True)
         found = answer.get("structuredContent")
         if found is None:
             try:
@@ -127,13 +127,13 @@ class Server:
             answer = connection.getresponse()
             data = answer.read(LARGEST)
         except (OSError, http.client.HTTPException) as error:
-            said = watch.said or error_text(error)
-            raise MailError(f"{self.url} broke off: {self._line(said)}", carried_out=None) from error
+            reason = watch.reason or error_text(error)
+            raise MailError(f"{self.url} broke off: {self._line(reason)}", carried_out=None) from error
         finally:
             watch.end()
             connection.close()
-        if watch.said:
-            raise MailError(f"{self.url} broke off: {watch.said}", carried_out=None)
+        if watch.reason:
+            raise MailError(f"{self.url} broke off: {watch.reason}", carried_out=None)
         return answer.status, answer.headers.get_content_type(), data
 
     def _line(self, text: str) -> str:
@@ -145,7 +145,7 @@ class _Watch:
     """Closes a connection after a time limit. The timeout of a socket limits each call only."""
 
     def __init__(self, connected: socket.socket, seconds: float) -> None:
-        self.said = ""
+        self.reason = ""
         """Why it closed the connection; "" if it did not."""
         self._socket = connected
         self._seconds = seconds
@@ -157,7 +157,7 @@ class _Watch:
         self._timer.cancel()
 
     def _cut(self) -> None:
-        self.said = f"it took more than {self._seconds:.0f} s"
+        self.reason = f"it took more than {self._seconds:.0f} s"
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -246,7 +246,7 @@ class Mailbox:
             "program": "bonobofs",
             "model": "none",
             "name": address.sender,
-            "task_description": "Carries the record of bonobofs.",
+            "task_description": "Sends the audit log of bonobofs.",
         }
         created = _made(lambda: self._call("register_agent", arguments, registration_token=self._token()))
         name = created.get("name")

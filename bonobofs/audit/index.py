@@ -143,8 +143,8 @@ class Index:
         The index calls `goes_on` between transactions and while it waits for the lock. False ends the update early.
         """
         entries, redone, gone, unread = 0, [], [], []
-        with _alone(self._home, goes_on) as begun:
-            if not begun:
+        with _alone(self._home, goes_on) as is_locked:
+            if not is_locked:
                 return Progress(0)
             known = self._tables.cursors(self._name)
             for path in trails_in(self._home / "trails"):

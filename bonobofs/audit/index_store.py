@@ -57,59 +57,47 @@ METADATA: Final = MetaData()
 SCHEMA: Final = Table(
     "index_schema",
     METADATA,
-    Column(
-        "version", Integer, primary_key=True, autoincrement=False, comment="VERSION of the code that made the tables."
-    ),
+    Column("version", Integer, primary_key=True, autoincrement=False, comment="VERSION of the code."),
     comment="One row.",
 )
 
 TRAILS: Final = Table(
     "index_trails",
     METADATA,
-    Column("id", Integer, primary_key=True, comment="What index_changes calls it."),
-    Column("session", _TEXT, nullable=False, unique=True, comment="UUID of the session whose trail it is."),
-    Column(
-        "home", _TEXT, nullable=False, comment="The state directory that keeps the trail; only its daemon reads it."
-    ),
-    Column("place", _BIG, nullable=False, comment="The durable cursor: bytes of the trail that are in the index."),
-    Column(
-        "mark", _TEXT, nullable=False, comment="Digest of the last bytes before `place`; others: the trail was redone."
-    ),
+    Column("id", Integer, primary_key=True, comment="Number of the trail in index_changes."),
+    Column("session", _TEXT, nullable=False, unique=True, comment="UUID of the session."),
+    Column("home", _TEXT, nullable=False, comment="UUID of its state directory, whose daemon alone reads the trail."),
+    Column("place", _BIG, nullable=False, comment="Cursor: number of bytes of the trail that are in the index."),
+    Column("mark", _TEXT, nullable=False, comment="Digest of the last bytes before `place`; it identifies the trail."),
     Column("moment", _BIG, nullable=False, comment="Greatest `began` so far."),
-    comment="How far each trail has been read. Changed in the same transaction as the rows that were read.",
+    comment="Cursor of each trail, moved in the transaction that inserts the rows.",
 )
 
 CHANGES: Final = Table(
     "index_changes",
     METADATA,
-    Column("id", _BIG, primary_key=True, comment="Grows with the place in the trail."),
+    Column("id", _BIG, primary_key=True, comment="Increases with the place in the trail."),
     Column("trail", Integer, nullable=False, comment="index_trails.id."),
-    Column("seq", _BIG, nullable=False, comment="The entry's own number; 0 where its line is no entry."),
-    Column("began", _BIG, nullable=False, comment="Microseconds since 1970, never less than in the line before."),
-    Column(
-        "ended", _BIG, nullable=False, comment="The later of the times of the entry and of its outcome, as they say it."
-    ),
-    Column("agent_id", _TEXT, nullable=False, comment="UUID of the agent: who it was."),
-    Column("agent", _TEXT, nullable=False, comment="Its label at that time, for people."),
-    Column(
-        "kind", _TEXT, nullable=False, comment="intent, alert, event; outcome: one that ends no intent, or a count."
-    ),
-    Column("operation", _TEXT, nullable=False, comment="As in the record."),
-    Column("path", _TEXT, nullable=False, comment="Below the root of the session's workspace."),
-    Column("other", _TEXT, nullable=False, comment="The other name of a rename, link or copy; else empty."),
-    Column("result", _TEXT, nullable=False, comment="What it came to: that of the outcome, where there is one."),
-    Column("code", _TEXT, nullable=False, comment="Of a refusal, else empty."),
+    Column("seq", _BIG, nullable=False, comment="Number of the entry; 0 for an unreadable line."),
+    Column("began", _BIG, nullable=False, comment="Microseconds since 1970; never less than in the row before."),
+    Column("ended", _BIG, nullable=False, comment="The later of the times of the entry and of its outcome."),
+    Column("agent_id", _TEXT, nullable=False, comment="UUID of the agent."),
+    Column("agent", _TEXT, nullable=False, comment="Label of the agent at that time."),
+    Column("kind", _TEXT, nullable=False, comment="intent, alert or event; outcome: it has no intent, or counts."),
+    Column("operation", _TEXT, nullable=False, comment="As in the entry."),
+    Column("path", _TEXT, nullable=False, comment="Relative to the root of the workspace."),
+    Column("other", _TEXT, nullable=False, comment="The other name of a rename, link or copy, or empty."),
+    Column("result", _TEXT, nullable=False, comment="Result of the outcome if there is one, else of the entry."),
+    Column("code", _TEXT, nullable=False, comment="Code of a denial, or empty."),
     Column("rule", _TEXT, nullable=False, comment="The rule that decided."),
-    Column(
-        "times", Integer, nullable=False, comment="How often: more than once where an entry counts repeated refusals."
-    ),
+    Column("times", Integer, nullable=False, comment="Number of requests; more than 1 if the entry counts denials."),
     Column("line", _TEXT, nullable=False, comment="The line of the trail."),
-    Column("outcome", _TEXT, comment="The line of the outcome; null: none yet, or there is none to come."),
+    Column("outcome", _TEXT, comment="The line of the outcome, or null."),
     Index("index_changes_seq", "trail", "seq"),
     Index("index_changes_began", "began"),
     Index("index_changes_ended", "ended", "began"),
     Index("index_changes_path", "path"),
-    comment="One row for each change: an intent with its outcome. What is neither stands by itself.",
+    comment="One row for each intent with its outcome, and for each other entry.",
 )
 _IS_REFUSED: Final = CHANGES.c.result != sqlalchemy.literal_column("'allowed'")
 """Predicate of the partial index. Queries must repeat it literally, or the planner will not use the index."""
@@ -130,8 +118,8 @@ def throw_away(home: Path, error: StateError) -> bool:
 
     Another process that has the index open gets the same error, and opens the new index.
     """
-    said = getattr(error.__cause__, "orig", None)
-    if url(home).get_backend_name() != "sqlite" or getattr(said, "sqlite_errorcode", None) not in _DAMAGED:
+    cause = getattr(error.__cause__, "orig", None)
+    if url(home).get_backend_name() != "sqlite" or getattr(cause, "sqlite_errorcode", None) not in _DAMAGED:
         return False
     for suffix in ("", "-wal", "-shm"):
         (home / f"index.db{suffix}").unlink(missing_ok=True)
@@ -344,7 +332,7 @@ def _begun(engine: Engine, begin: str = "BEGIN") -> Iterator[Connection]:
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _: object) -> None:
-    """Use WAL, so that readers run beside a writer. Power loss can undo a whole commit; the trails still have it."""
+    """Use WAL, so that readers and a writer run at the same time. Power loss can undo a commit."""
     cursor = connection.cursor()
     for setting in _SQLITE:
         cursor.execute(f"PRAGMA {setting}")

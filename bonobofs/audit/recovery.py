@@ -316,10 +316,10 @@ class _Comparison:
         # A change of a hard-linked file shows at all its names, and rename(2) between two of its names does nothing.
         if node is not None and not has_other_names:
             if node.exists is False:
-                yield Difference(path, "is there, and the record says that it is gone")
+                yield Difference(path, "exists, and the trails record its removal")
                 return
             if node.size not in (None, status.st_size) and stat.S_ISREG(status.st_mode):
-                yield Difference(path, f"holds {status.st_size} bytes, and the record says {node.size}")
+                yield Difference(path, f"has {status.st_size} bytes, and the trails record {node.size}")
                 return
         if status.st_ctime <= self._since:
             return
@@ -327,7 +327,7 @@ class _Comparison:
             path, status.st_ctime
         )
         moment = datetime.fromtimestamp(status.st_ctime, UTC)
-        difference = Difference(path, f"was changed at {instant(moment)}, and the record does not say so")
+        difference = Difference(path, f"was changed at {instant(moment)}, and no trail records the change")
         if has_other_names and (explained or self._record.names.explains(status.st_ctime)):
             self._linked_explained.add(status.st_ino)
         elif has_other_names:
@@ -341,7 +341,7 @@ class _Comparison:
         while waiting:
             below, node = waiting.pop()
             if node.exists:
-                yield Difference(below, "is absent, and the record says that it is there")
+                yield Difference(below, "is missing, and the trails record that it exists")
             elif node.exists is None:
                 waiting += [(f"{below}/{name}", child) for name, child in node.children.items()]
 

@@ -38,7 +38,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     if totals["out_of_band"]:
         yield f"{_many(totals['out_of_band'], 'path')} changed externally."
     if totals["unreadable"]:
-        yield f"**{_many(totals['unreadable'], 'line')} of the record cannot be read: run `bonobofs audit verify`.**"
+        yield f"**{_many(totals['unreadable'], 'line')} of the trails cannot be read: run `bonobofs audit verify`.**"
     behind = totals["out_of_band"] - len(document["out_of_band"])
     missing = {**more, "out_of_band": behind}
     for name, section in _SECTIONS.items():
@@ -106,10 +106,10 @@ def _failed_line(item: dict[str, Any]) -> str:
 
 
 def _noticed_line(item: dict[str, Any]) -> str:
-    said = f": {_plain(item['reason'])}" if item["reason"] else ""
+    reason = f": {_plain(item['reason'])}" if item["reason"] else ""
     what = f"{_plain(item['operation'])} {_code(item['path'])}"
     how = f" It {_plain(item['what'])}." if item.get("what") else ""
-    return f"- {_moment(item['timestamp'])}, {_code(item['agent'])}, {what}{said}{how}"
+    return f"- {_moment(item['timestamp'])}, {_code(item['agent'])}, {what}{reason}{how}"
 
 
 def _behind_line(item: dict[str, Any]) -> str:

@@ -81,7 +81,7 @@ def appending(home: Path, agent: str) -> Iterator[Trail]:
         try:
             trail = _resumed(path, head, identity)
         except OSError as error:
-            raise TrailError(f"the record {path} cannot be opened: {error.strerror}") from error
+            raise TrailError(f"the record of pruned trails {path} cannot be opened: {error.strerror}") from error
     try:
         yield trail
     finally:

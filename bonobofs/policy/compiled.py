@@ -269,8 +269,8 @@ class Policy:
             return False
         if self.tracked.has("/".join(parts)):
             return True
-        beside = self.temporary is not None and self.temporary.admits(parts)
-        return beside and self.tracked.has("/".join(parts[:-1]))
+        is_temporary = self.temporary is not None and self.temporary.admits(parts)
+        return is_temporary and self.tracked.has("/".join(parts[:-1]))
 
     def scratch_table(self, path: str) -> ScratchTable | None:
         """Return the [[scratch]] that counts a path, provided that `decide` permits the path in scratch."""

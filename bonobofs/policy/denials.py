@@ -158,13 +158,13 @@ LEASED: Final = Refusal(
     Code.LEASED,
     "lease",
     "Another agent has leased this path.",
-    "Wait until the lease ends, or ask its holder to release it; bonobofs lease list shows who that is.",
+    "Wait until the lease ends, or ask its holder to release it; bonobofs lease list shows the holder.",
 )
 LEASES_UNKNOWN: Final = Refusal(
     Code.LEASED,
     "lease",
-    "It cannot be known who has leased this path, because the leases cannot be read.",
-    "Try again shortly; if it stays so, ask the operator to look at bonobofs db status.",
+    "The leases cannot be read, so the holders of this path are unknown.",
+    "Try again in a few seconds; if it fails again, ask the operator to run bonobofs db status.",
 )
 RESERVED: Final = Refusal(
     Code.PROTECTED,
@@ -304,9 +304,9 @@ def role_lacks(role: str, family: str, word: str, own: Sequence[str], others: Se
     call = {"tools": f"the tool {word}", "git": f"git {word}", "beads": f"{word} at the Beads gate"}[family]
     ways = [f"use what this role has there: {', '.join(own)}"] if own else []
     ways += [f"work in a role that has it: {listed(others)}"] if others else []
-    told = "; or ".join(ways) or "Ask the operator; no role of this policy has it"
+    advice = "; or ".join(ways) or "Ask the operator; no role of this policy has it"
     reason = f"The role {role} does not have {call}."
-    return Refusal(Code.ROLE, call_rule(role, family, word), reason, f"{told[:1].upper()}{told[1:]}.")
+    return Refusal(Code.ROLE, call_rule(role, family, word), reason, f"{advice[:1].upper()}{advice[1:]}.")
 
 
 def _role_instead(name: str, write: Sequence[Pattern]) -> str:

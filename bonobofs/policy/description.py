@@ -73,14 +73,14 @@ def describe(policy: Policy, role: str) -> str:
         " does not admit fails with an error, and nothing is changed."
     )
     if role not in policy.roles:
-        told = [f"{policy.unknown_role.reason} {policy.unknown_role.instead}"]
+        sections = [f"{policy.unknown_role.reason} {policy.unknown_role.instead}"]
     else:
-        told = ["## Allowed", _bullets(_allowed(policy, role))]
+        sections = ["## Allowed", _bullets(_allowed(policy, role))]
         if policy.scratch or policy.temporary is not None or policy.repository is not None:
-            told += ["## Allowed, in the session only", _OTHER_LAYER, _bullets(_session_only(policy))]
-        told += ["## Refused", _bullets(_refused(policy, role))]
-        told += ["## Tools and gates", _bullets(_callable(policy, role))]
-    return "\n\n".join(["# What may be written here", intro, *told, _WORKING_HERE, _ASKING_WHY]) + "\n"
+            sections += ["## Allowed, in the session only", _OTHER_LAYER, _bullets(_session_only(policy))]
+        sections += ["## Refused", _bullets(_refused(policy, role))]
+        sections += ["## Tools and gates", _bullets(_callable(policy, role))]
+    return "\n\n".join(["# What may be written here", intro, *sections, _WORKING_HERE, _ASKING_WHY]) + "\n"
 
 
 def _allowed(policy: Policy, role: str) -> Iterable[str]:

@@ -403,10 +403,10 @@ def _mistaken(text: str, origin: str, mistakes: list[tuple[Place, str]]) -> Poli
     except RecursionError:
         lines = {}
     located = sorted((_line(lines, place), _key(place), _shown(message)) for place, message in mistakes)
-    told = [f"{_shown(origin)}:{line}: {key}: {message}" for line, key, message in located]
-    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-    error = PolicyError(told[0] + more)
-    error.problems = tuple(told)
+    problems = [f"{_shown(origin)}:{line}: {key}: {message}" for line, key, message in located]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    error = PolicyError(problems[0] + more)
+    error.problems = tuple(problems)
     return error
 
 

@@ -38,8 +38,8 @@ class Leases:
                 own = True
             else:
                 others.append(one)
-        # The database never has an exclusive lease of the session beside another one. Its own shared lease permits
-        # changes beside the shared leases of others.
+        # If the session has an exclusive lease, no other holder has a lease of the path. Its own shared lease permits
+        # changes although other holders have shared leases too.
         stop = next((one for one in others if not (own and one.shared)), None)
         return None if stop is None else stop.holding
 

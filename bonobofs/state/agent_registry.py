@@ -198,7 +198,7 @@ def _agent(connection: Connection, agent: str) -> Agent | None:
 def _living_agent(connection: Connection, agent: str) -> Agent:
     found = _agent(connection, agent)
     if found is None:
-        raise UsageError(f"there is no agent {agent}; bonobofs agent list shows who there is")
+        raise UsageError(f"there is no agent {agent}; bonobofs agent list shows the agents")
     return found
 
 
@@ -206,7 +206,7 @@ def _living_team(connection: Connection, team: str) -> str:
     by = teams.c.id == team.lower() if _is_uuid(team) else teams.c.name == team
     found = _teams(connection, by, teams.c.removed.is_(None))
     if not found:
-        raise UsageError(f"there is no team {team}; bonobofs team list shows which there are")
+        raise UsageError(f"there is no team {team}; bonobofs team list shows the teams")
     return found[0].id
 
 

@@ -91,13 +91,15 @@ def _of(database: Database) -> tuple[str, dict[str, str]]:
 
     Other users can read arguments, so the password is in the environment and the other secrets are dropped.
     """
-    said = {name: ",".join((value,) if isinstance(value, str) else value) for name, value in database.url.query.items()}
-    said |= {
+    parameters = {
+        name: ",".join((value,) if isinstance(value, str) else value) for name, value in database.url.query.items()
+    }
+    parameters |= {
         name: str(value)
         for name, value in database.url.translate_connect_args(username="user", database="dbname").items()
     }
-    hidden = {"PGPASSWORD": said["password"]} if "password" in said else {}
-    info = " ".join(f"{name}='{_quoted_value(value)}'" for name, value in said.items() if name not in SECRETS)
+    hidden = {"PGPASSWORD": parameters["password"]} if "password" in parameters else {}
+    info = " ".join(f"{name}='{_quoted_value(value)}'" for name, value in parameters.items() if name not in SECRETS)
     return f"--dbname={info}", hidden
 
 
@@ -114,10 +116,10 @@ def _run(program: str, *arguments: str, environment: dict[str, str] | None = Non
             env={**os.environ, **(environment or {}), "LC_ALL": "C"},
         )
     except FileNotFoundError as error:
-        raise StateError(f"{program} is missing, without which nothing is done; install postgresql-client") from error
+        raise StateError(f"{program} is missing; install postgresql-client") from error
     if ran.returncode:
-        said = ran.stderr.strip().partition("\n")[0] or f"it ended with {ran.returncode}"
-        raise StateError(f"{program} failed, so nothing is done: {said}")
+        reason = ran.stderr.strip().partition("\n")[0] or f"exit code {ran.returncode}"
+        raise StateError(f"{program} failed, and nothing was changed: {reason}")
     return ran.stdout
 
 

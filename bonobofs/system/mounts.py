@@ -86,8 +86,8 @@ def resolve(mountpoint: Path) -> Path:
     A dead mount answers every request with ENOTCONN, and a hung one does not answer.
     """
     path = Path(os.path.abspath(mountpoint))
-    beside = Path(os.path.realpath(path.parent), path.name)
-    return beside if at(beside) else Path(os.path.realpath(path))
+    unresolved = Path(os.path.realpath(path.parent), path.name)
+    return unresolved if at(unresolved) else Path(os.path.realpath(path))
 
 
 def open_directory(path: Path) -> int:
@@ -146,12 +146,14 @@ def detach(mountpoint: Path, *, lazy: bool = False) -> None:
         check=False,
         env={"LC_ALL": "C", "PATH": os.environ.get("PATH", os.defpath)},
     )
-    said = os.fsdecode(ran.stderr).strip()
+    message = os.fsdecode(ran.stderr).strip()
     if ran.returncode == 0:
         return
-    if "busy" in said.lower():
+    if "busy" in message.lower():
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(mountpoint))
-    raise MountError(f"{mountpoint} cannot be unmounted: {said.splitlines()[-1] if said else 'fusermount3 failed'}")
+    raise MountError(
+        f"{mountpoint} cannot be unmounted: {message.splitlines()[-1] if message else 'fusermount3 failed'}"
+    )
 
 
 def _text(field: bytes) -> str:

@@ -74,8 +74,8 @@ class Past:
 
 
 CHANGED = "was changed"
-ABSENT = "is absent, and the record says that it is there"
-THERE = "is there, and the record says that it is gone"
+ABSENT = "is missing, and the trails record that it exists"
+THERE = "exists, and the trails record its removal"
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_a_size_that_differs_from_the_record_is_reported(past: Past) -> None:
     (past.source / "file").write_text("12345")
     past.enter(Operation.CREATE_FILE, "file", "create", size=7)
     past.enter(Operation.SET_MODE, "file", "modify")
-    assert past.differences() == {"file": "holds 5 bytes, and the record says 7"}
+    assert past.differences() == {"file": "has 5 bytes, and the trails record 7"}
 
 
 def test_the_last_content_change_determines_the_size(past: Past) -> None:
