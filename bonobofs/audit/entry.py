@@ -26,7 +26,7 @@ HASH_TAIL: Final = len(HASH_KEY) + 64 + len(b'"}')
 """Bytes at the end of a line, without its newline, that its hash does not cover."""
 
 LAYER: Final = "layer"
-"""Key in the details of an intent whose change does not touch the source: `scratch` or `temporary`."""
+"""Key in the details of an intent whose change does not touch the source: `scratch` or `staged`."""
 
 COUNTS: Final = "counts"
 """Key in the details of an intent and its outcome that represent many changes in scratch. The outcome has the numbers

@@ -21,7 +21,7 @@ from bonobofs.audit.entry import object_of
 from bonobofs.audit.writer import Trail
 from bonobofs.enforcement.authorizer import ACTIONS, Caller
 from bonobofs.errors import TrailError
-from bonobofs.policy.compiled import is_never_held
+from bonobofs.policy.compiled import is_never_staged
 from bonobofs.policy.decision import Code, Denied, Holding, Refused, as_document
 from bonobofs.policy.request import Operation
 from bonobofs.system.locks import locked
@@ -282,7 +282,7 @@ def _is_probe(denied: Denied) -> bool:
     """
     if denied.code is Code.SECRET and denied.operation is Operation.READ_FILE:
         return True
-    return is_never_held(denied.path.rpartition("/")[2]) or _is_optional_lock(denied.path)
+    return is_never_staged(denied.path.rpartition("/")[2]) or _is_optional_lock(denied.path)
 
 
 def _is_optional_lock(path: str) -> bool:

@@ -396,7 +396,7 @@ class Enforcer:
         if caller is not self._last_caller:
             self._last_caller, self._last_details = caller, object_of(caller.details)
         leases = self.policy.leases
-        own = leases is not None and bool(leases.held) and leases.owns(request.path.split("/"))
+        own = leases is not None and bool(leases.matcher) and leases.owns(request.path.split("/"))
         try:
             return self.trail.intent(
                 request.operation,
@@ -437,7 +437,7 @@ class Enforcer:
     def _lock_on(self, path: str) -> str:
         """Return the `lock` of the entry of a call that reads a path: `none`, `own`, or the lease's holder."""
         leases = self.policy.leases
-        if leases is None or not leases.held:
+        if leases is None or not leases.matcher:
             return "none"
         parts = path.split("/")
         return "own" if leases.owns(parts) else lock_of(leases.against(parts))

@@ -23,7 +23,7 @@ from bonobofs.fuse.overlay import Overlay
 from bonobofs.fuse.slices import Busy, Job, Result, Steps
 from bonobofs.fuse.splice import FileRange
 from bonobofs.policy.decision import Code, Denied, Layer, Permit, Refused
-from bonobofs.policy.request import EXISTS, HELD, NO_FACTS, Context, Kind, Operation, Request, WorkspacePath, kind_of
+from bonobofs.policy.request import EXISTS, STAGED, NO_FACTS, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system.paths import is_within
 
 if TYPE_CHECKING:
@@ -411,7 +411,7 @@ class MountContext:
     def layer_context(self, node: Node) -> Context:
         """Return the context of a change of which only the node's layer matters."""
         if node.layer is Layer.STAGED:
-            return HELD
+            return STAGED
         return NO_FACTS if node.layer else EXISTS
 
     def arriving_change(

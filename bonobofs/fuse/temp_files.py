@@ -30,11 +30,11 @@ from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
 from bonobofs.policy import denials
 from bonobofs.policy.decision import Denied, Layer, Permit
-from bonobofs.policy.request import EXISTS, HELD, Context, Kind, Operation, Request, WorkspacePath, kind_of
+from bonobofs.policy.request import EXISTS, STAGED, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system import syscalls
 from bonobofs.system.paths import is_within
 
-_GOES: Final = Context(leaves=True, held=True)
+_GOES: Final = Context(leaves=True, staged=True)
 """Context of the removal of a staged name."""
 _SYMLINKS: Final = 2 << 128
 """Added to the inode number of a staged symlink, which is not on the source's file system."""
@@ -277,9 +277,9 @@ class TempFileOps:
             raise os_error(errno.ENOENT)
         request = Request(Operation.LINK, self._mount.join(parent, name), node.kind)
         taken = self.staged_at(parent, name) is not None
-        permit = self._mount.permit(header, self.arriving_change(node, request, in_source=False, held=taken))
+        permit = self._mount.permit(header, self.arriving_change(node, request, in_source=False, staged=taken))
         layer = Layer.STAGED if permit.layer is Layer.STAGED else Layer.SOURCE
-        old = RelatedChange(Request(Operation.LINK, path, node.kind), HELD, Layer.STAGED)
+        old = RelatedChange(Request(Operation.LINK, path, node.kind), STAGED, Layer.STAGED)
         with self._mount.authorize(header, request, permit, old, details={"from": path}, layer=layer):
             if layer:
                 self._mount.temp_files.add(self._check_name_free(parent, directory, name), name, node)
@@ -296,7 +296,7 @@ class TempFileOps:
     def _check_in_source(self, directory: Node) -> None:
         """Raise EXDEV if the directory is in the overlay: staged files belong to directories of the source."""
         if directory.layer:
-            raise CrossLayerError(denials.OF_HELD)
+            raise CrossLayerError(denials.OF_STAGED)
 
     def _note_published(self, node: Node, parent: Node, name: bytes) -> None:
         """Give the node the name that it now has in the source."""
@@ -320,19 +320,19 @@ class TempFileOps:
         if flags & syscalls.RENAME_NOREPLACE and taken:
             raise os_error(errno.EEXIST)
         if flags & syscalls.RENAME_EXCHANGE and (moving is None or replaced is None):
-            raise CrossLayerError(denials.OF_HELD) if taken else os_error(errno.ENOENT)
+            raise CrossLayerError(denials.OF_STAGED) if taken else os_error(errno.ENOENT)
         if moving is None:
             return False
         if moving is replaced:
             return True
         self._check_in_source(target.parent)
         self.close_batch(moving)
-        in_source, held = replaced is None and target.st is not None, replaced is not None
+        in_source, staged = replaced is None and target.st is not None, replaced is not None
         if in_source and target.st is not None and target.st.st_ino == moving.ino:
             self._discard(source.parent, source.name)  # a link was published under this name before
             return True
         request = Request(Operation.RENAME, target.path, moving.kind)
-        permit = self._mount.permit(header, self.arriving_change(moving, request, in_source=in_source, held=held))
+        permit = self._mount.permit(header, self.arriving_change(moving, request, in_source=in_source, staged=staged))
         if permit.layer is Layer.STAGED:
             self._rename_among_staged(
                 header, moving, source, target, permit, exchange=bool(flags & syscalls.RENAME_EXCHANGE)
@@ -428,21 +428,21 @@ class TempFileOps:
         for old, node in list(self._mount.temp_files.below(origin.path)):
             request = Request(Operation.RENAME, WorkspacePath(path + old[len(origin.path) :]), node.kind)
             yield RelatedChange(Request(Operation.RENAME, old, node.kind), _GOES, Layer.STAGED)
-            yield self.arriving_change(node, request, in_source=False, held=True)
+            yield self.arriving_change(node, request, in_source=False, staged=True)
 
     def check_none_staged(self, path: WorkspacePath) -> None:
         """Raise ENOTEMPTY if the directory has staged names."""
         if self._mount.temp_files.directories and next(self._mount.temp_files.below(path), None) is not None:
             raise os_error(errno.ENOTEMPTY)
 
-    def arriving_change(self, node: Node, request: Request, *, in_source: bool, held: bool = False) -> RelatedChange:
+    def arriving_change(self, node: Node, request: Request, *, in_source: bool, staged: bool = False) -> RelatedChange:
         """Return the change that gives a file or symlink the name of `request`: it is judged as a new one.
 
-        `in_source`: the source has that name already. `held`: a staged file has it.
+        `in_source`: the source has that name already. `staged`: a staged file has it.
         """
         if node.kind is Kind.SYMLINK:
-            context = Context(target=os.fsdecode(node.store.readlink(node)), in_source=in_source, held=held)
+            context = Context(target=os.fsdecode(node.store.readlink(node)), in_source=in_source, staged=staged)
             return RelatedChange(request, context, Layer.STAGED)
         st = node.store.stat(node)
-        context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=in_source, held=held)
+        context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=in_source, staged=staged)
         return RelatedChange(request, context, Layer.STAGED, (lambda: node.store.head(node)) if st.st_size else None)

@@ -183,7 +183,7 @@ class Temporary:
         name = parts[-1]
         if not self.names.match(name) and not (self.paths and self.paths.find(parts)):
             return False
-        return not is_never_held(name)
+        return not is_never_staged(name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -378,17 +378,17 @@ def parse_temporary(text: str) -> Pattern:
     """
     pattern = parse(text)
     if pattern.reach is not Reach.ONLY:
-        raise PolicyError("this would hold all that lies below; write how the names themselves look, as **/*.tmp")
+        raise PolicyError("this would stage every path below; write how the names themselves look, as **/*.tmp")
     name = pattern.components[-1]
-    if is_never_held(name):
-        raise PolicyError("4913 and names that end in ~ are never held; editors that are refused them write in place")
+    if is_never_staged(name):
+        raise PolicyError("4913 and names that end in ~ are never staged; editors that cannot create them write in place")
     ordinary = first_match(name, _ORDINARY)
     if ordinary is not None:
-        raise PolicyError(f"this would hold {ordinary} too, which would vanish; write how temporary names look")
+        raise PolicyError(f"this would stage {ordinary} too, and the session would delete it; write how temporary names look")
     return pattern
 
 
-def is_never_held(name: str) -> bool:
+def is_never_staged(name: str) -> bool:
     """True for `4913`, with which vim tests whether it may replace a file, and for backup names (`NAME~`).
 
     If bonobofs refuses them, vim and emacs write into the existing file, which cannot lose it. If bonobofs staged them,

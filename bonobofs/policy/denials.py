@@ -141,17 +141,17 @@ ELSEWHERE: Final = (
 """Rule, reason and advice of a rename or link between scratch and the rest."""
 OF_SOURCE: Final = (
     "scratch",
-    "The source holds this at a scratch path. There only files and symlinks of the source are renamed, as copies.",
+    "The source has this at a scratch path. There, only files and symlinks of the source can be renamed, as copies.",
     "Copy it and remove the old name, as mv does.",
 )
 TWO_SCRATCH: Final = (
     "scratch",
-    "The two paths belong to different [[scratch]] tables, which limit their files apart.",
+    "The two paths belong to different [[scratch]] tables, and each table has a limit of its own.",
     "Copy it and remove the old name, as mv does.",
 )
-OF_HELD: Final = (
+OF_STAGED: Final = (
     "temporary",
-    "The session holds a temporary name apart from the source; it is not exchanged with a file, nor moved to scratch.",
+    "This is a staged file, which is not in the source. It cannot be exchanged with a file or moved to scratch.",
     "Rename it to a name that a rule admits; it enters the source there.",
 )
 LEASED: Final = Refusal(
@@ -174,11 +174,11 @@ RESERVED: Final = Refusal(
 )
 ONLY_IN_A_MOUNT: Final = {
     Layer.SCRATCH: (
-        "Scratch files exist only inside a mount; none of them is written into the workspace.",
+        "Scratch files exist only inside a mount. None of them is written into the workspace.",
         "Make it in a mount of the workspace, or write where a rule admits it.",
     ),
     Layer.STAGED: (
-        "Temporary names are held only inside a mount; none of them is written into the workspace.",
+        "Files with temporary names are staged only inside a mount. None of them is written into the workspace.",
         "Write the file under its own name; it appears or changes at once.",
     ),
 }

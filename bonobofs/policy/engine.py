@@ -234,7 +234,7 @@ def _judge_path(
     temporary = policy.temporary
     if temporary is None or context.in_source or not _is_temporary(temporary, parts, kind):
         return _judge_ordinary(policy, role_name, parts, kind, context, dotted, leaves)
-    if context.held:
+    if context.staged:
         return temporary.permit
     verdict = _judge_ordinary(policy, role_name, parts, kind, context, dotted, leaves)
     return verdict if isinstance(verdict, Permit) else temporary.permit

@@ -14,7 +14,7 @@ from bonobofs.policy.decision import Holding
 from bonobofs.policy.pattern import Matcher, parse
 
 
-class Held(NamedTuple):
+class LeaseMatch(NamedTuple):
     """One lease that matches."""
 
     holding: Holding
@@ -27,13 +27,13 @@ class Held(NamedTuple):
 class Leases:
     """The leases from the view of one session."""
 
-    held: Matcher[Held]
+    matcher: Matcher[LeaseMatch]
     known: bool = True
 
     def against(self, parts: Sequence[str]) -> Holding | None:
         """Return the lease of another holder that denies this session a path, or None."""
         others, own = [], False
-        for one in self.held.find(parts):
+        for one in self.matcher.find(parts):
             if one.own:
                 own = True
             else:
@@ -45,7 +45,7 @@ class Leases:
 
     def owns(self, parts: Sequence[str]) -> bool:
         """True if a lease of this session covers the path."""
-        return any(one.own for one in self.held.find(parts))
+        return any(one.own for one in self.matcher.find(parts))
 
 
 def compile_leases(documents: Iterable[Mapping[str, Any]]) -> Leases:
@@ -57,7 +57,7 @@ def compile_leases(documents: Iterable[Mapping[str, Any]]) -> Leases:
         Matcher(
             (
                 parse(pattern),
-                Held(
+                LeaseMatch(
                     Holding(each["holder"], each["chain"], each["until"], each.get("holder_id")),
                     bool(each["shared"]),
                     bool(each["own"]),

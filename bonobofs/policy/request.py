@@ -152,7 +152,7 @@ class Context(NamedTuple):
     """The server runs as root, so that it can create devices."""
     in_source: bool = False
     """The file at the name is or will be in the source: a temporary name is not staged."""
-    held: bool = False
+    staged: bool = False
     """The file at the temporary name is already staged, and stays staged even if a rule permits the name."""
     carried: bool = False
     """A symlink of the source that moves with its directory. It stays in the source, even at a scratch path."""
@@ -163,7 +163,7 @@ class Context(NamedTuple):
 NO_FACTS: Final = Context()
 EXISTS: Final = Context(in_source=True)
 """Context of an existing source file when only its existence matters."""
-HELD: Final = Context(held=True)
+STAGED: Final = Context(staged=True)
 """Context of a staged file when only its existence matters."""
 
 OF_CONTENT: Final = frozenset(

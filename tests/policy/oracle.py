@@ -229,7 +229,7 @@ def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
     if scratch:
         return Layer.SCRATCH
     in_source = judge_in_source(document, role, parts, request, context, leaves)
-    if is_temporary(document, parts, request, context) and (context.held or in_source):
+    if is_temporary(document, parts, request, context) and (context.staged or in_source):
         return {Code.HARDLINK} if has_foreign_names(request, context) else Layer.STAGED
     if in_source:
         return in_source

@@ -16,7 +16,7 @@ from bonobofs.errors import PolicyError
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.decision import Code, Decision, Denied, Layer, Permit
 from bonobofs.policy.engine import EXECUTABLE_HEADS, compile_policy, decide, decide_in_source, digest
-from bonobofs.policy.request import HELD, NO_FACTS, Context, Kind, Operation, Principal, Request, WorkspacePath
+from bonobofs.policy.request import NO_FACTS, STAGED, Context, Kind, Operation, Principal, Request, WorkspacePath
 from tests.policy.random_policies import (
     CHANGES,
     agents,
@@ -183,11 +183,11 @@ def test_scratch_and_temporary_names_never_let_more_into_the_source(
     request: Request,
     known: Context,
     scratch: list[dict[str, Any]],
-    held: list[str],
+    staged: list[str],
 ) -> None:
     """Their changes go to another layer. Other paths are decided as if the tables were empty."""
     without = {**document, "scratch": [], "temporary": []}
-    wider = {**document, "scratch": [*document["scratch"], *scratch], "temporary": [*document["temporary"], *held]}
+    wider = {**document, "scratch": [*document["scratch"], *scratch], "temporary": [*document["temporary"], *staged]}
     before = decide(compile_policy(without), agent, request, known)
     after = decide(compile_policy(wider), agent, request, known)
     assert after == before or (isinstance(after, Permit) and after.layer) or code(after) is Code.HARDLINK
@@ -342,16 +342,16 @@ def test_a_temporary_name_is_staged_unless_it_is_a_source_file() -> None:
 
 def test_a_temporary_name_that_a_rule_allows_is_an_ordinary_file() -> None:
     document = {"temporary": ["**/*.tmp"], "rule": [rule(["docs/"], suffixes=[".tmp", ".md"], max_size=1)]}
-    held = Permit("temporary", layer=Layer.STAGED)
+    staged = Permit("temporary", layer=Layer.STAGED)
     assert ask(document, "docs/a.tmp", known=Context(size=1)) == Permit("rule", 1)
     assert ask(document, "docs/a.tmp", Operation.DELETE_FILE) == Permit("rule", 1)
     # What the rule does not admit as it is asked for is held, and so is a name in a place that is closed.
-    assert ask(document, "docs/a.tmp", known=Context(size=2)) == held
-    assert ask(document, "docs/.a.tmp", known=Context(size=1)) == held
-    assert ask(document, "src/a.tmp", known=Context(size=1)) == held
-    assert ask({**document, "role": {"agent": {"write": ["src/"]}}}, "docs/a.tmp", known=Context(size=1)) == held
+    assert ask(document, "docs/a.tmp", known=Context(size=2)) == staged
+    assert ask(document, "docs/.a.tmp", known=Context(size=1)) == staged
+    assert ask(document, "src/a.tmp", known=Context(size=1)) == staged
+    assert ask({**document, "role": {"agent": {"write": ["src/"]}}}, "docs/a.tmp", known=Context(size=1)) == staged
     # What is held stays held, so that each change of it goes where it lies.
-    assert ask(document, "docs/a.tmp", known=HELD._replace(size=1)) == held
+    assert ask(document, "docs/a.tmp", known=STAGED._replace(size=1)) == staged
     assert ask({**document, "default": "allow"}, "a.tmp") == Permit("default")
 
 
@@ -366,8 +366,8 @@ def test_only_files_and_symlinks_are_staged() -> None:
 def test_write_probes_and_backups_of_editors_are_not_staged() -> None:
     """If these are refused, the editor writes into the file itself, which cannot lose it."""
     document = {"temporary": ["**/[0-9]???", "**/.*.md*", "**/?a?"]}
-    held = {path: bool(getattr(ask(document, path), "layer", "")) for path in ("4912", "d/.x.md.un", "bab", "d/4913")}
-    assert held == {"4912": True, "d/.x.md.un": True, "bab": True, "d/4913": False}
+    staged = {path: bool(getattr(ask(document, path), "layer", "")) for path in ("4912", "d/.x.md.un", "bab", "d/4913")}
+    assert staged == {"4912": True, "d/.x.md.un": True, "bab": True, "d/4913": False}
     assert code(ask(document, "4913")) is Code.DEFAULT
     assert code(ask(document, "d/.x.md~")) is Code.HIDDEN
     assert code(ask(document, "ba~")) is Code.DEFAULT
