@@ -11,15 +11,14 @@ After a rejected letter, the courier sends fewer entries per letter. Other sessi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from bonobofs.agent_mail.letter import MOST_ENTRIES, Letter, Posted, posted
 from bonobofs.agent_mail.mail_client import Mailbox, Sent
-from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.reader import entries_of
-from bonobofs.audit.trail_storage import open_trail, size_of
+from bonobofs.audit.reader import entries_from
+from bonobofs.audit.trail_storage import size_of
 from bonobofs.errors import MailError
 from bonobofs.state.sqlite_file import Queries
 
@@ -28,16 +27,6 @@ _AT_ONCE: Final = 20
 _SMALLER: Final = 8
 """Divisor of the number of entries after a rejected letter."""
 _ANY: Final = 2**62
-
-
-class Cursors(Protocol):
-    """The store of the cursors."""
-
-    def load(self, courier: str, /) -> Mapping[str, Carried]:
-        """Return the cursors of a courier by session. StateError."""
-
-    def note(self, courier: str, session: str, carried: Carried, /) -> None:
-        """Store a cursor. StateError."""
 
 
 class Carried(NamedTuple):
@@ -93,7 +82,7 @@ class Courier:
         self,
         name: str,
         mailbox: Mailbox,
-        cursors: Cursors,
+        cursors: CourierCursors,
         home: str,
         *,
         only_denials: bool = False,
@@ -230,7 +219,7 @@ class Courier:
     def _skip(self, letter: Posted, sent: Sent, trail: Path) -> None:
         carried = self._known[letter.session]
         place = carried.place
-        for line, entry in _entries(trail, place):
+        for line, entry in entries_from(trail, place):
             place += len(line)
             if entry.seq == letter.last:
                 if not entry.hash.startswith(letter.hash):
@@ -269,7 +258,7 @@ class _Pile:
         if self.is_full() or size == self.place:
             return ""
         problem = ""
-        for line, entry in _entries(self._trail, self.place):
+        for line, entry in entries_from(self._trail, self.place):
             if not letter.entries:
                 self._began = time.monotonic()
             if entry.seq and entry.prev != letter.hash:
@@ -289,10 +278,3 @@ class _Pile:
             return False
         waited = time.monotonic() - self._began
         return letter.is_urgent or self.is_full() or letter.closed or waited >= patience
-
-
-def _entries(trail: Path, place: int) -> Iterator[tuple[bytes, AuditEntry]]:
-    """Return the lines and entries of a trail from an offset on."""
-    with open_trail(trail) as stream:
-        stream.seek(place)
-        yield from entries_of(stream, trail.stem)

@@ -120,11 +120,10 @@ class Follower:
         """Return the entries since the last call, by time. New trails are read from the beginning."""
         found: list[AuditEntry] = []
         for trail in trails_in(self._directory):
-            with open_trail(trail) as stream:
-                place = stream.seek(self._places.get(trail, 0))
-                for line, entry in entries_of(stream, trail.stem, found[-1].timestamp if found else EPOCH):
-                    place += len(line)
-                    found.append(entry)
+            place = self._places.get(trail, 0)
+            for line, entry in entries_from(trail, place, found[-1].timestamp if found else EPOCH):
+                place += len(line)
+                found.append(entry)
             self._places[trail] = place
         return sorted(found, key=lambda entry: entry.timestamp)
 
@@ -201,6 +200,13 @@ def entries_of(stream: BinaryIO, session: str, moment: datetime = EPOCH) -> Iter
         entry = _parse(line, session, moment)
         moment = entry.timestamp
         yield line, entry
+
+
+def entries_from(trail: Path, offset: int, moment: datetime = EPOCH) -> Iterator[tuple[bytes, AuditEntry]]:
+    """Yield the lines and entries of a trail from an offset on, as `entries_of`. OSError."""
+    with open_trail(trail) as stream:
+        stream.seek(offset)
+        yield from entries_of(stream, trail.stem, moment)
 
 
 def _parse(line: bytes, session: str, moment: datetime) -> AuditEntry:

@@ -226,16 +226,17 @@ class Trail:
 
     def denial_repeats(self, seq: int, denied: Denied, count: int, *, guard: str = "file") -> int:
         """Record that the denial `seq` was repeated `count` times; return the `seq` of this entry. TrailError."""
-        path, details = _cut(denied.path, {"intent": seq, "count": count})
-        entry = self._entry("outcome", denied.operation, guard, details, path=path)
-        return self._append_body(body_of(_refused(entry, denied)))
+        return self._count(denied, denied.path, {"intent": seq, "count": count}, guard)
 
     def denial_count(self, denied: Denied, directory: str, count: int, *, guard: str = "file") -> int:
         """Record `count` denials like `denied`, which have no entries of their own; return the `seq`. TrailError.
 
         `directory` is the directory of most of these denials.
         """
-        path, details = _cut(directory, {"count": count})
+        return self._count(denied, directory, {"count": count}, guard)
+
+    def _count(self, denied: Denied, path: str, details: dict[str, Any], guard: str) -> int:
+        path, details = _cut(path, details)
         entry = self._entry("outcome", denied.operation, guard, details, path=path)
         return self._append_body(body_of(_refused(entry, denied)))
 

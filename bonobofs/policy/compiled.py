@@ -241,8 +241,10 @@ class Policy:
 
     def is_scratch(self, parts: Sequence[str]) -> bool:
         """True if a [[scratch]] matches the path and git does not track it."""
-        found = self.protect_and_scratch.find(parts)
-        return any(isinstance(one, Scratch) for one in found) and not self.goes_by_rules(parts)
+        return bool(self._scratch_patterns(parts)) and not self.goes_by_rules(parts)
+
+    def _scratch_patterns(self, parts: Sequence[str]) -> list[Scratch]:
+        return [each for each in self.protect_and_scratch.find(parts) if isinstance(each, Scratch)]
 
     def secret(self, parts: Sequence[str]) -> denials.Refusal | None:
         """Return the refusal of a secret path, which the mount hides; None for all others.
@@ -277,9 +279,8 @@ class Policy:
         parts = path.split("/") if path else []
         if (repository := self.repository_of(parts)) is not None:
             return repository.table
-        found = self.protect_and_scratch.find(parts)
-        matching = [one for one in found if isinstance(one, Scratch)]
-        return min(matching, key=lambda one: one.order).table if matching else None
+        first = min(self._scratch_patterns(parts), key=lambda scratch: scratch.order, default=None)
+        return None if first is None else first.table
 
     def scratch_top(self, path: WorkspacePath) -> WorkspacePath:
         """Return the topmost scratch path at or above a scratch path: `a/.venv` for `a/.venv/lib/x.py`."""
@@ -287,7 +288,7 @@ class Policy:
         if self.repository_of(parts) is not None:
             return WorkspacePath(REPOSITORY)
         for depth in range(1, len(parts)):
-            if any(isinstance(one, Scratch) for one in self.protect_and_scratch.find(parts[:depth])):
+            if self._scratch_patterns(parts[:depth]):
                 return WorkspacePath("/".join(parts[:depth]))
         return path
 
@@ -381,10 +382,14 @@ def parse_temporary(text: str) -> Pattern:
         raise PolicyError("this would stage every path below; write how the names themselves look, as **/*.tmp")
     name = pattern.components[-1]
     if is_never_staged(name):
-        raise PolicyError("4913 and names that end in ~ are never staged; editors that cannot create them write in place")
+        raise PolicyError(
+            "4913 and names that end in ~ are never staged; editors that cannot create them write in place"
+        )
     ordinary = first_match(name, _ORDINARY)
     if ordinary is not None:
-        raise PolicyError(f"this would stage {ordinary} too, and the session would delete it; write how temporary names look")
+        raise PolicyError(
+            f"this would stage {ordinary} too, and the session would delete it; write how temporary names look"
+        )
     return pattern
 
 

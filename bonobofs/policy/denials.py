@@ -178,7 +178,7 @@ ONLY_IN_A_MOUNT: Final = {
         "Make it in a mount of the workspace, or write where a rule admits it.",
     ),
     Layer.STAGED: (
-        "Files with temporary names are staged only inside a mount. None of them is written into the workspace.",
+        "Temporary names are staged only inside a mount. None of them is written into the workspace.",
         "Write the file under its own name; it appears or changes at once.",
     ),
 }

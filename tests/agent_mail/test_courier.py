@@ -8,7 +8,6 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.agent_mail.courier import Carried, Courier, Pace
+from bonobofs.agent_mail.courier import Carried, Courier, CourierCursors, Pace
 from bonobofs.agent_mail.letter import MOST_CHARACTERS, MOST_ENTRIES, Letter, Posted, compare, posted
 from bonobofs.agent_mail.mail_client import Address, Mailbox, Server
 from bonobofs.audit.entry import AuditEntry
@@ -32,17 +31,17 @@ DENIED = Denied(Code.SUFFIX, "artifacts", "Only .md.", "Write .md.", WorkspacePa
 AT_ONCE = Pace(digest=0.0, head=0.0)
 
 
-class Kept:
+class Kept(CourierCursors):
     """Cursors in memory, which can fail as a database can."""
 
     def __init__(self) -> None:
         self.carried: dict[str, Carried] = {}
         self.down = False
 
-    def load(self, _: str) -> Mapping[str, Carried]:
+    def load(self, _courier: str) -> dict[str, Carried]:
         return dict(self.carried)
 
-    def note(self, _: str, session: str, carried: Carried) -> None:
+    def note(self, _courier: str, session: str, carried: Carried) -> None:
         if self.down:
             raise StateError("the database is down")
         self.carried[session] = carried

@@ -59,7 +59,7 @@ def test_an_example_says_what_reaches_the_source() -> None:
     document = {**DOCUMENT, "rule": [rule], "temporary": ["**/*.tmp"], "scratch": [{"paths": ["out/"]}]}
     assert examples.failures(document) == [
         "rule docs: docs/a.tmp should be allowed, but temporary refuses it: "
-        "DEFAULT: Files with temporary names are staged only inside a mount. None of them is written into the workspace."
+        "DEFAULT: Temporary names are staged only inside a mount. None of them is written into the workspace."
     ]
 
 
