@@ -128,12 +128,12 @@ class Server:
             data = answer.read(LARGEST)
         except (OSError, http.client.HTTPException) as error:
             reason = watch.reason or error_text(error)
-            raise MailError(f"{self.url} broke off: {self._line(reason)}", carried_out=None) from error
+            raise MailError(f"{self.url} closed the connection: {self._line(reason)}", carried_out=None) from error
         finally:
             watch.end()
             connection.close()
         if watch.reason:
-            raise MailError(f"{self.url} broke off: {watch.reason}", carried_out=None)
+            raise MailError(f"{self.url} closed the connection: {watch.reason}", carried_out=None)
         return answer.status, answer.headers.get_content_type(), data
 
     def _line(self, text: str) -> str:
@@ -157,7 +157,7 @@ class _Watch:
         self._timer.cancel()
 
     def _cut(self) -> None:
-        self.reason = f"it took more than {self._seconds:.0f} s"
+        self.reason = f"the request took more than {self._seconds:.0f} s"
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -89,7 +89,7 @@ def _not_replaceable(entry: str, base: Mapping[str, Any], raw: Mapping[str, Any]
     if table in _NAMED and name:
         names = [rule["name"] for rule in base["rule"]] if table == "rule" else [*base["role"]]
         return None if name in names else f"the preset has no {table} {name!a}; it has {', '.join(names) or 'none'}"
-    return f"{entry!a} is no list of a policy; write {', '.join([*_LISTS, 'rule.NAME', 'role.NAME', *_IN_TABLES])}"
+    return f"{entry!a} is not a list of a policy; write {', '.join([*_LISTS, 'rule.NAME', 'role.NAME', *_IN_TABLES])}"
 
 
 def _rule_names(rules: Sequence[Any], kept: Sequence[str]) -> Iterator[tuple[Place, str]]:

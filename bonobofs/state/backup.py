@@ -37,7 +37,7 @@ def create_backup(database: Database, revision: str | None = None) -> Path:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _write(database, path)
     except OSError as error:
-        raise StateError(f"the backup {path} cannot be made: {error.strerror}") from error
+        raise StateError(f"the backup {path} cannot be created: {error.strerror}") from error
     return path
 
 

@@ -258,7 +258,7 @@ def url(home: Path) -> URL:
     try:
         found = make_url(os.environ["BONOBOFS_DATABASE"])
     except (ArgumentError, ValueError) as error:
-        raise StateError(f"BONOBOFS_DATABASE is no URL of a database; {remedy}") from error
+        raise StateError(f"BONOBOFS_DATABASE is not the URL of a database; {remedy}") from error
     if found.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
         return found.set(drivername="postgresql+psycopg")
     if found.drivername != "sqlite":
@@ -266,7 +266,7 @@ def url(home: Path) -> URL:
     if not os.path.isabs(found.database or ""):
         raise StateError(f"BONOBOFS_DATABASE names an SQLite file by a relative path; {remedy}")
     if found.query:
-        raise StateError(f"BONOBOFS_DATABASE names an SQLite file with options, of which there are none; {remedy}")
+        raise StateError(f"BONOBOFS_DATABASE names an SQLite file with options, and bonobofs supports none; {remedy}")
     return found.set(database=os.path.realpath(found.database or ""))
 
 

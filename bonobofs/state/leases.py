@@ -77,7 +77,7 @@ class Lease:
     """Source that it covers; None: every source."""
     reason: str
     origin: str
-    """Where it is mirrored from; "" for a lease acquired here."""
+    """The reservation that it mirrors; "" for a lease acquired here."""
     acquired: datetime
     until: datetime
 
@@ -360,7 +360,7 @@ def mirror(database: Database, request: LeaseRequest, overlap: Overlap, *, until
 
 
 def unmirror(database: Database, origin: str) -> bool:
-    """End what was mirrored from there; whether there was anything."""
+    """End the lease that is mirrored under this origin. Return False if there is none."""
     with database.change() as connection:
         gone = connection.execute(delete(leases).where(leases.c.origin == origin, leases.c.origin != "")).rowcount
         if gone:
@@ -369,7 +369,7 @@ def unmirror(database: Database, origin: str) -> bool:
 
 
 def mirrored(database: Database, prefix: str) -> dict[str, Lease]:
-    """What is mirrored from origins that begin so, by origin."""
+    """Return the mirrored leases whose origin begins with `prefix`, by origin."""
     with database.read() as connection:
         found = living(connection, leases.c.origin != "", leases.c.origin.startswith(prefix, autoescape=True))
     return {lease.origin: lease for lease in found}

@@ -119,7 +119,7 @@ def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgrade
         try:
             _migrate(connection, scripts)
         except Exception as error:
-            how = "put back from" if _put_back(connection, database, made) else "and there is also a backup,"
+            how = "restored from" if _put_back(connection, database, made) else "and it has a backup,"
             raise StateError(
                 f"the migration to {after} failed: {driver_text(error)}; "
                 f"the database is as it was at {before}, {how} {made}"

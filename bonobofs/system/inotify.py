@@ -178,8 +178,7 @@ class Watcher:
         remote = _REMOTE.get(_type_of(self._root))
         if remote is not None:
             raise UnwatchableError(
-                f"it lies on {remote}, where others change files without this machine's kernel knowing; "
-                "move it to a local disk"
+                f"it is on {remote}, where files change without inotify events; move it to a local disk"
             )
         self._begin()
 

@@ -233,7 +233,7 @@ def test_an_alert_without_a_reply_is_sent_once(
     Reserving(original, "").reserve("Rival", "docs/**")
     original.silent_after = 0
     part = ReservationJob(home)
-    assert "broke off" in part.step(lambda: True)
+    assert "closed the connection" in part.step(lambda: True)
     assert len(leases.list_leases(database)) == 1
     for _ in range(3):
         assert "is not a lease" in part.step(lambda: True)
