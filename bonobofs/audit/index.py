@@ -7,7 +7,6 @@ nor duplicates an entry.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import json
 import os
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 from bonobofs.audit.entry import AuditEntry, other_paths
 from bonobofs.audit.reader import EPOCH, Change, entries_of, trails_in
 from bonobofs.audit.trail_storage import open_trail, size_of, stat_trail
-from bonobofs.system.locks import locked
+from bonobofs.system.locks import locked, locked_if_free
 
 if TYPE_CHECKING:
     from bonobofs.audit.index_store import IndexTables
@@ -143,7 +142,7 @@ class Index:
         The index calls `goes_on` between transactions and while it waits for the lock. False ends the update early.
         """
         entries, redone, gone, unread = 0, [], [], []
-        with _alone(self._home, goes_on) as is_locked:
+        with locked_if_free(self._home / "index.lock", retry=goes_on) as is_locked:
             if not is_locked:
                 return Progress(0)
             known = self._tables.cursors(self._name)
@@ -173,7 +172,7 @@ class Index:
 
     def rebuild(self) -> Progress:
         """Delete the rows of this state directory, and read all its trails again."""
-        with _alone(self._home, lambda: True):
+        with locked(self._home / "index.lock"):
             for session in self._tables.cursors(self._name):
                 self._tables.forget_trail(session)
         return self.catch_up()
@@ -311,15 +310,3 @@ def _mark(stream: BinaryIO, place: int) -> str:
     start = max(0, place - _MARKED)
     stream.seek(start)
     return sha256(stream.read(place - start)).hexdigest() if place else ""
-
-
-@contextlib.contextmanager
-def _alone(home: Path, goes_on: Callable[[], bool]) -> Iterator[bool]:
-    """Hold `index.lock`. Yields False, without the lock, if `goes_on` ended the wait for another process."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(locked(home / "index.lock", retry=goes_on))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True

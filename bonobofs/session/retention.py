@@ -22,11 +22,12 @@ from bonobofs.audit.verify import Report, read_head, verify_trail
 from bonobofs.errors import StateError, TrailError, reason
 from bonobofs.state.home import head_path, home_id, read_document, session_directory, trail_path
 from bonobofs.state.sessions import lives, load, read_all
-from bonobofs.system.locks import locked, never
+from bonobofs.system.locks import locked, locked_if_free, never
 
 AT_ONCE: Final = 2 * 1024 * 1024
 """Maximum bytes that a mount or umount compresses, in about 0.1 s. The daemon and `audit prune` compress the rest."""
 
+_LOCK: Final = "retention.lock"
 GoesOn = Callable[[], bool]
 
 
@@ -35,7 +36,7 @@ def compress_ended(home: Path, most: int | None = AT_ONCE, goes_on: GoesOn = lam
 
     If another process holds the lock, do nothing.
     """
-    with _alone(home, wait=False) as is_ours:
+    with locked_if_free(home / _LOCK, retry=never) as is_ours:
         return _compress_ended(home, most, goes_on) if is_ours else []
 
 
@@ -92,7 +93,7 @@ def prune(home: Path, *, dry_run: bool = False, goes_on: GoesOn = lambda: True, 
     """
     bounds = limits(home)
     oldest = since(bounds.keep, now or datetime.now(UTC))
-    with _alone(home, wait=True):
+    with locked(home / _LOCK):
         failures = [] if dry_run else _compress_ended(home, None, goes_on)
         _check_record(home)
         if not dry_run:
@@ -195,18 +196,6 @@ def has_ended(home: Path, trail: Path) -> bool:
     if session is not None and session.ended is not None:
         return True
     return (session is None or not lives(session)) and is_closed(trail)
-
-
-@contextlib.contextmanager
-def _alone(home: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the lock and give True. With `wait` False, give False if another process holds it."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(locked(home / "retention.lock", retry=None if wait else never))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 @contextlib.contextmanager

@@ -56,3 +56,15 @@ def locked(path: Path | str, *, shared: bool = False, retry: Callable[[], bool] 
         yield fd
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def locked_if_free(path: Path | str, *, retry: Callable[[], bool] | None) -> Iterator[bool]:
+    """As `locked`, and give True. Give False, without the lock, if another process holds it when the tries end."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path, retry=retry))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
