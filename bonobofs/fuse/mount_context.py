@@ -23,7 +23,7 @@ from bonobofs.fuse.overlay import Overlay
 from bonobofs.fuse.slices import Busy, Job, Result, Steps
 from bonobofs.fuse.splice import FileRange
 from bonobofs.policy.decision import Code, Denied, Layer, Permit, Refused
-from bonobofs.policy.request import EXISTS, STAGED, NO_FACTS, Context, Kind, Operation, Request, WorkspacePath, kind_of
+from bonobofs.policy.request import EXISTS, NO_FACTS, STAGED, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system.paths import is_within
 
 if TYPE_CHECKING:
