@@ -33,6 +33,7 @@ from bonobofs.session.lease_service import leases_of
 from bonobofs.session.registration import choose_policy, load_tracked
 from bonobofs.session.session_list import Status, callable_session, session_around
 from bonobofs.state.home import inside_directory, read_document, session_directory
+from bonobofs.state.sessions import Session
 from bonobofs.system import mounts
 
 WHY: Final = "user.bonobofs.why"
@@ -55,9 +56,10 @@ def explain(home: Path, change: PlannedChange, workspace: Path | None = None) ->
     path = Path(os.path.normpath(base / change.path))
     to = None if change.to is None else os.path.join(base, change.to)
     around = session_around(home, path)
-    answer = _explain_by_session(home, path, around, change._replace(path=os.path.join(base, change.path), to=to))
-    if answer is not None:
-        return answer
+    if around is None or not _is_git_of_source(path, around.session):
+        answer = _explain_by_session(home, path, around, change._replace(path=os.path.join(base, change.path), to=to))
+        if answer is not None:
+            return answer
     mount = mounts.mount_around(path)
     if mount is not None:
         return _explain_by_attribute(path, mount, plain=change == PlannedChange(change.path))
@@ -102,6 +104,14 @@ def _resolve(root: Path, base: Path, path: str, operation: Operation | None) -> 
         resolved = os.path.realpath(resolved)
     relative = os.path.relpath(resolved, os.path.realpath(root))
     return "" if relative == "." else relative
+
+
+def _is_git_of_source(path: Path, registered: Session) -> bool:
+    """Whether the path is in the source's `.git`. The session has a `.git` of its own at the same path of the mount."""
+    mountpoint = registered.mountpoint
+    if mountpoint is not None and path.is_relative_to(mountpoint):
+        return False
+    return path.is_relative_to(Path(registered.source) / ".git")
 
 
 def _names_below(directory: Path) -> Iterator[str]:
