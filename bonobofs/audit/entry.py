@@ -62,7 +62,7 @@ class AuditEntry:
     timestamp: datetime
     """Time with its zone; bonobofs writes UTC."""
     guard: str
-    """`file`, `git` or `beads`."""
+    """`file`, `git`, `beads` or `network`."""
     operation: str
     agent: str
     """The agent's label."""

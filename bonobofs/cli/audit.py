@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -449,9 +449,8 @@ def _line(entry: AuditEntry, result: str) -> str:
     counts = entry.details.get(COUNTS)
     if isinstance(counts, dict) and counts:
         times = [f"(in scratch: {', '.join(f'{number} {what}' for what, number in counts.items() if number)})"]
-    what = _moved(entry) or (
-        _issue(entry) if entry.guard == "beads" else _commit(entry) if entry.guard == "git" else ""
-    )
+    particulars = _PARTICULARS.get(entry.guard)
+    what = _moved(entry) or (particulars(entry) if particulars is not None else "")
     return "  ".join(filter(None, (moment, f"{kind:7}", entry.agent, entry.operation, what, *times, " ".join(why))))
 
 
@@ -473,3 +472,12 @@ def _issue(entry: AuditEntry) -> str:
     """Return the id of the issue; the title of a new one, which has no id yet."""
     named = (entry.details.get("issue"), entry.details.get("title"))
     return next((each for each in named if isinstance(each, str)), "")
+
+
+def _connection(entry: AuditEntry) -> str:
+    """Return host and port."""
+    host, port = entry.details.get("host"), entry.details.get("port")
+    return f"{host}:{port}" if isinstance(host, str) and host else ""
+
+
+_PARTICULARS: Final = {"beads": _issue, "git": _commit, "network": _connection}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bonobofs.beads.bd_command_line import OPERATIONS
 from bonobofs.companion.call_arguments import Content, check_arguments, kinds_of
 from bonobofs.companion.git_calls import GIT_COMMANDS, PUBLISHING_CALLS, WITH_DESCRIPTORS
+from bonobofs.companion.network_calls import NETWORK_CALLS
 from bonobofs.companion.session_context import SessionContext
 from bonobofs.enforcement.authorizer import Caller
 from bonobofs.errors import ForbiddenError, UsageError
@@ -247,6 +248,7 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     "search_files": _search_files,
     "delete_file": _delete_file,
     **GIT_COMMANDS,
+    **NETWORK_CALLS,
     **PUBLISHING_CALLS,
     **{f"beads.{word}": _issue_call(word) for word in ("bd", *OPERATIONS)},
 }

@@ -138,9 +138,10 @@ class RemoteAuthorizer:
         if "code" in reply:
             raise Refused(decode_denied(reply))
 
-    def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file") -> Refused:
+    def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file", count: int = 1) -> Refused:
         """As `Authorizer.deny`."""
-        self._ask(MessageKind.DENY, {**encode_denied(denied), "caller": list(caller), "guard": guard})
+        document = {**encode_denied(denied), "caller": list(caller), "guard": guard, "count": count}
+        self._ask(MessageKind.DENY, document)
         return Refused(denied)
 
     def event(self, operation: str, details: dict[str, Any]) -> None:

@@ -51,6 +51,8 @@ class SessionContext:
         self.note_index: Final = note_index
         self.home: Final = Path(config.home)
         self.session: Final = config
+        self.workspace: Final = config.workspace or config.mountpoint
+        """Path under which the agent sees the mount."""
         self.guard: Final = authorizer
         self.log: Final = RecentEntries(Path(config.trail).parent, {config.agent: config.agent_id}.get)
         self.change_lock: Final = threading.Lock()
@@ -58,6 +60,8 @@ class SessionContext:
         self.git_worker: GitWorker
         """Set by the companion, whose services the worker needs."""
         self.place: Final = "."
+        self.network_error = ""
+        """Why the operator's network list cannot be read, as last recorded."""
 
     @cached_property
     def tools(self) -> FileTools:

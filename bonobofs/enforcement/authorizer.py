@@ -26,6 +26,7 @@ ACTIONS: Final[dict[Operation, str]] = {
     **dict.fromkeys((Operation.DELETE_FILE, Operation.RMDIR), "delete"),
     **dict.fromkeys((Operation.DELETE_BRANCH, Operation.REMOVE_WORKTREE), "delete"),
     **dict.fromkeys((Operation.CALL, Operation.READ_FILE, Operation.LIST_FILES, Operation.SEARCH_FILES), ""),
+    Operation.CONNECT: "",
 }
 """`action` recorded for each operation. Operations not listed are `modify`."""
 

@@ -85,8 +85,10 @@ class DenialRecorder:
         self._window: Final = DenialWindow(shared)
         self._limit: Final = DenialLimit(trail)
 
-    def deny(self, denied: Denied, caller: Caller, *, guard: str) -> Refused:
+    def deny(self, denied: Denied, caller: Caller, *, guard: str, count: int = 1) -> Refused:
         """Record a denial, or count it if it repeats or exceeds the limit. Return the exception to raise.
+
+        It occurred `count` times.
 
         The denial of an optional lock of git appears in `denials.jsonl` only, because each `git status` causes one.
         """
@@ -100,13 +102,14 @@ class DenialRecorder:
         repeat = self._repeats.get(mark)
         try:
             if repeat is not None:
-                repeat.count += 1
+                repeat.count += count
                 repeat.last = now
             elif not self._limit.admits(now):
-                self._limit.count(denied, guard, now)
+                self._limit.count(denied, guard, now, count)
             else:
                 seq = self._record(denied, caller, guard)
                 self._repeats[mark] = _Repeat(denied, guard, seq, now)
+                self._repeats[mark].count = count - 1
             if not _is_probe(denied) and self._window.add():
                 self._alert(denied, guard, "three denials of one agent within five minutes")
         except TrailError:
@@ -211,11 +214,11 @@ class _Group:
         self.directories: Final[dict[str, int]] = {}
         """Denials by the first directory of the path."""
 
-    def add(self, path: str) -> None:
-        self.count += 1
+    def add(self, path: str, count: int) -> None:
+        self.count += count
         directory = path.partition("/")[0] if "/" in path else ""
         if directory in self.directories or len(self.directories) < _MOST_DIRECTORIES:
-            self.directories[directory] = self.directories.get(directory, 0) + 1
+            self.directories[directory] = self.directories.get(directory, 0) + count
 
     @property
     def top(self) -> str:
@@ -244,8 +247,8 @@ class DenialLimit:
         self._tokens -= 1.0
         return True
 
-    def count(self, denied: Denied, guard: str, now: float) -> None:
-        """Count a denial."""
+    def count(self, denied: Denied, guard: str, now: float, count: int = 1) -> None:
+        """Count a denial that occurred `count` times."""
         if not self._groups:
             self._began = now
         self._last = now
@@ -253,7 +256,7 @@ class DenialLimit:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = _Group(denied)
-        group.add(denied.path)
+        group.add(denied.path, count)
 
     def settle(self, now: float = inf) -> None:
         """Record the counts due at `now`; at most every BETWEEN_ALERTS seconds also an alert. TrailError: retry."""

@@ -377,9 +377,9 @@ class Enforcer:
         self.denial_recorder.flush_all()
         self.trail.flush()
 
-    def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file") -> Refused:
-        """Record a denial; return the exception to raise."""
-        return self.denial_recorder.deny(denied, caller, guard=guard)
+    def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file", count: int = 1) -> Refused:
+        """Record a denial that occurred `count` times; return the exception to raise."""
+        return self.denial_recorder.deny(denied, caller, guard=guard, count=count)
 
     def _intend(
         self,

@@ -244,7 +244,8 @@ class RemoteAuthorization:
         return _InFlight(admission, exact, tuple(path for path in paths if path.endswith("/")), stray)
 
     def _deny(self, request: Document) -> Document:
-        refused = self._enforcer.deny(decode_denied(request), Caller(*request["caller"]), guard=request["guard"])
+        caller, count = Caller(*request["caller"]), request["count"]
+        refused = self._enforcer.deny(decode_denied(request), caller, guard=request["guard"], count=count)
         return encode_denied(refused.decision)
 
     def _record_call(self, request: Document) -> Document:

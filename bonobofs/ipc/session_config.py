@@ -57,6 +57,8 @@ class SessionConfig(NamedTuple):
     policy_file: str
     umask: int
     """Umask of the user who mounts, for files that the session's tools create."""
+    workspace: str = ""
+    """Path under which the agent sees the mount; empty: the mountpoint."""
     team: str | None = None
     chain: str | None = None
     issue: str | None = None

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy import denials
+from bonobofs.policy.allow_list import AllowList
 from bonobofs.policy.decision import REPOSITORY_RULE, Layer, Permit
 from bonobofs.policy.lease_set import Leases
 from bonobofs.policy.overlap import meets
@@ -213,6 +214,8 @@ class Policy:
     """A symlink may be absolute, or leave the workspace."""
     judges_content: bool
     """A rule refuses executable content, so a verdict depends on the first bytes of a file."""
+    network: AllowList
+    """[network] allow."""
     leases: Leases | None = None
     """The lease snapshot; None: the session tracks no leases."""
     tracked: Tracked | None = None
@@ -328,6 +331,7 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
         default=Permit("default") if document.get("default", "deny") == "allow" else None,
         symlinks_anywhere=document.get("symlinks", "inside") == "any",
         judges_content=any(not offer.executable for offer in offers),
+        network=AllowList(document.get("network", {}).get("allow", ())),
     )
 
 

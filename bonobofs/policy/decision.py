@@ -33,6 +33,7 @@ class Code(enum.StrEnum):
     BEADS = "BEADS"
     UNRECORDED = "UNRECORDED"
     ELSEWHERE = "ELSEWHERE"
+    NETWORK = "NETWORK"
 
 
 @at_hand
@@ -85,6 +86,7 @@ ERRNO: Final[dict[Code, int]] = {
     Code.BEADS: errno.EACCES,
     Code.UNRECORDED: errno.EIO,
     Code.ELSEWHERE: errno.EXDEV,
+    Code.NETWORK: errno.EACCES,
 }
 
 

@@ -348,3 +348,57 @@ def executable(rule: Offer) -> Refusal:
         "Nothing executable may be written here: no x permission, no #! line, no program.",
         f"Write {offer(rule)}, as plain text without x permission.",
     )
+
+
+NETWORK_RULE: Final = "network"
+"""The rule of a permitted connection."""
+_NETWORK_HELP: Final = "Work without this host, or ask the operator to allow it"
+NETWORK: Final = {
+    word: Refusal(Code.NETWORK, f"{NETWORK_RULE}:{word}", reason, instead)
+    for word, reason, instead in (
+        (
+            "policy",
+            "The policy does not admit this host at this port.",
+            f"{_NETWORK_HELP}: an entry in [network] allow of the policy.",
+        ),
+        (
+            "list",
+            "The operator's list does not admit this host at this port.",
+            f"{_NETWORK_HELP}: bonobofs network allow HOST:PORT.",
+        ),
+        ("host", "This is no plain host name or address.", "Use a name of letters, digits, hyphens and dots."),
+        (
+            "address",
+            "The host has no public address.",
+            f"{_NETWORK_HELP}: an entry with private = true in [network] allow of the policy.",
+        ),
+        (
+            "server_name",
+            "The TLS server name is not the host of this connection.",
+            "Connect to the host by the name that the TLS handshake sends.",
+        ),
+        (
+            "http",
+            "The HTTP request is malformed, or names another host than this connection.",
+            "Send one well-formed HTTP/1.1 request for the host of this connection, or use HTTPS.",
+        ),
+        (
+            "protocol",
+            "Only TCP leaves the sandbox; UDP, ICMP and other protocols do not.",
+            "Use TCP, such as HTTPS; names are resolved in the sandbox.",
+        ),
+        (
+            "port",
+            "Programs reach this port through the proxy only.",
+            "Use the proxy that HTTPS_PROXY and ALL_PROXY name, or ask the operator to list this port.",
+        ),
+        ("limit", "Too many connections are open.", "Close connections, then try again."),
+        (
+            "record",
+            "The connection cannot be recorded, so it is not made.",
+            "Ask the operator to free space for the state directory or to look at `bonobofs status`.",
+        ),
+        ("removed", "The operator removed this host from the list.", f"{_NETWORK_HELP} again."),
+    )
+}
+"""The refusals of connections, by the word that egress sends with `network.record`."""

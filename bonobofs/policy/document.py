@@ -28,6 +28,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy import pattern
+from bonobofs.policy.allow_list import EVERYTHING, parse_entry
 from bonobofs.policy.compiled import DEFAULT_ROLE, parse_hidden, parse_temporary
 from bonobofs.policy.denials import BUILT_IN_RULES
 from bonobofs.policy.inheritance import merge
@@ -118,6 +119,18 @@ def _word(family: str) -> AfterValidator:
     return _check(FAMILIES[family].__contains__, f"{{}} is no word for {family}: {', '.join(FAMILIES[family])}")
 
 
+def _allow(entries: list[Any]) -> list[Any]:
+    for index, entry in enumerate(entries):
+        try:
+            if entry != EVERYTHING:
+                parse_entry(entry)
+        except PolicyError as error:
+            raise _refuse(str(error), (index,)) from None
+    if EVERYTHING in entries and len(entries) > 1:
+        raise _refuse('"*" admits every host; remove the other entries, or remove "*"')
+    return entries
+
+
 PathPattern = Annotated[str, _parse(pattern.parse)]
 HiddenPattern = Annotated[str, _parse(parse_hidden)]
 TemporaryPattern = Annotated[str, _parse(parse_temporary)]
@@ -188,6 +201,14 @@ Age = Annotated[
         '{} is not an age; write hours, days or weeks, such as "12h", "90d" or "8w"',
     ),
 ]
+ReadPath = Annotated[
+    str,
+    _check(
+        lambda text: re.fullmatch(r"~?/.*|~", text) and text.isprintable(),
+        "{} is not an absolute path; it may begin with ~/",
+    ),
+]
+VariableName = Annotated[str, _match(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "{} is not the name of a variable")]
 ExamplePath = Annotated[str, _check(len, "an example is a path from the workspace's root")]
 Sentence = Annotated[
     str,
@@ -304,6 +325,27 @@ class Audit(_Table):
     max_total: Size = ByteSize(5_000_000_000)
 
 
+class Run(_Table):
+    """[run]: what `bonobofs run` shows besides the workspace, and its limits. `time` is in seconds; None: no limit.
+
+    `read`: further paths, read-only, absolute or below `~`. `env`: names of variables that pass.
+    """
+
+    home: Literal["private", "kept"] = "private"
+    read: list[ReadPath] = []
+    env: list[VariableName] = []
+    processes: Annotated[int, Field(ge=1, le=4_194_304)] = 2000
+    memory: Size | None = None
+    tmp: Size = ByteSize(2_000_000_000)
+    time: Duration | None = None
+
+
+class Network(_Table):
+    """[network]: the hosts to which `run` lets a session connect; each entry as in `allow_list`. Default: none."""
+
+    allow: Annotated[list[Any], AfterValidator(_allow)] = []
+
+
 class PolicyDocument(_Table):
     """A policy, merged with its preset. `policy.engine.compile_policy` takes its `model_dump(mode="json")`."""
 
@@ -327,6 +369,8 @@ class PolicyDocument(_Table):
     agent_mail: AgentMail | None = None
     examples: Examples = Examples()
     audit: Audit = Audit()
+    run: Run = Run()
+    network: Network = Network()
 
 
 def load(path: Path) -> PolicyDocument:

@@ -62,7 +62,7 @@ _SCRATCH: Final = Layer.SCRATCH
 _MKNOD: Final = Operation.MKNOD
 
 _REMOVALS: Final = frozenset({Operation.DELETE_FILE, Operation.RMDIR})
-_NOT_PLAIN: Final = _REMOVALS | OF_A_GATE.keys()
+_NOT_PLAIN: Final = _REMOVALS | OF_A_GATE.keys() | {Operation.CONNECT}
 _OF_THE_ROOT: Final = frozenset(
     {
         *OF_A_GATE,
@@ -104,6 +104,8 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
     dotted = "/." in path or path[:1] == "."
     leaves = context.leaves
     if operation in _NOT_PLAIN:
+        if operation is Operation.CONNECT:
+            return _by_allow_list(policy, request, context)
         if operation in OF_A_GATE:
             return _by_lists(policy, agent, request, _not_a_place(path, parts, operation, dotted, leaves=False))
         leaves = True
@@ -136,6 +138,13 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
             return Denied(*denials.LEASED, path, operation, holding)
     # Equal to Denied(*refusal, path, operation), at a third of its time. Some agents cause very many denials.
     return tuple.__new__(Denied, (*refusal, path, operation, None, ""))
+
+
+def _by_allow_list(policy: Policy, request: Request, context: Context) -> Decision:
+    """Decide a connection by [network] of the policy."""
+    if not request.path and policy.network.admits(*context.endpoint):
+        return Permit(denials.NETWORK_RULE)
+    return Denied(*denials.NETWORK["policy"], request.path, request.operation)
 
 
 def _by_lists(policy: Policy, agent: Principal, request: Request, refusal: Refusal | None) -> Decision:

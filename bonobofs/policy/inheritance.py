@@ -12,7 +12,10 @@ from bonobofs.policy.toml_positions import Place
 _LISTS: Final = ("hidden", "temporary", "secrets", "protect", "keep", "scratch", "rule", "role")
 _NAMED: Final = ("rule", "role")
 """Lists with elements that can be replaced one by one, as `rule.NAME`."""
-_IN_TABLES: Final = ("git.protected_branches", "leases.who", "beads.types", "beads.label_prefixes", "agent_mail.to")
+_IN_TABLES: Final = (
+    "git.protected_branches", "leases.who", "beads.types", "beads.label_prefixes", "agent_mail.to", "run.read",
+    "run.env", "network.allow",
+)  # fmt: skip
 
 
 def merge(inherited: Mapping[str, Any], own: Mapping[str, Any], replace: Sequence[str]) -> dict[str, Any]:

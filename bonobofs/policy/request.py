@@ -87,6 +87,9 @@ class Operation(enum.StrEnum):
     LABEL_ISSUE = "label_issue"
     COMMENT_ISSUE = "comment_issue"
 
+    CONNECT = "connect"
+    """A connection out of the sandbox. Its path is "", its `Context.endpoint` the destination."""
+
 
 @at_hand
 class Kind(enum.Enum):
@@ -158,6 +161,8 @@ class Context(NamedTuple):
     """A symlink of the source that moves with its directory. It stays in the source, even at a scratch path."""
     tool: bool = False
     """The request is a call of the tool with the operation's name, so the role must have that tool, too."""
+    endpoint: tuple[str, int] = ("", 0)
+    """Canonical host and port of a connection."""
 
 
 NO_FACTS: Final = Context()

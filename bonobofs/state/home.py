@@ -8,6 +8,8 @@ sessions/UUID/inside/   guard.sock and bin, which the user of `mount --user` can
 trails/UUID.jsonl       the trail of one session, UUID.jsonl.gz once it has ended; UUID.head holds its last number
                         and hash
 pruned.jsonl            tombstones of pruned trails, with their pruned.head
+sessions/UUID/egress.key    proves egress to the companion (`companion.network_calls`)
+network.toml            the operator's network lists (`sandbox.network_list`)
 worktrees/UUID/         an agent's worktree (`worktree_registry`)
 kept/UUID               files kept from a removed worktree, or the repository of an ended session
 policies/               the policy or the preset of each source (`project_policies`)
@@ -31,6 +33,8 @@ from bonobofs.errors import StateError
 GUARD_SOCKET: Final = "guard.sock"
 """The socket of a session, in its `inside` directory (`ipc.client`)."""
 INSIDE: Final = "inside"
+EGRESS_KEY: Final = "egress.key"
+"""The file of a session directory with the key by which egress proves itself to the companion."""
 
 
 def home() -> Path:

@@ -1,0 +1,1 @@
+"""The sandbox of `bonobofs run`: bubblewrap, seccomp and Landlock around one command."""
