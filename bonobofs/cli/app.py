@@ -16,6 +16,7 @@ _COMMANDS: Final = {
     "umount": "mount.umount",
     "init": "policy.init",
     "shell": "mount.shell",
+    "run": "run_command.run",
     "status": "mount.status",
     "why": "policy.why",
     "serve": "admin.serve",
@@ -31,6 +32,7 @@ _FAMILIES: Final = {
     "git": "git.app",
     "worktree": "worktree.app",
     "beads": "beads.app",
+    "network": "network.app",
     "db": "admin.db_app",
 }
 """Module and Typer app of each family of commands."""
@@ -90,7 +92,8 @@ def tree(command: str = "") -> typer.Typer:
     is_known = command == "--version" or command in _COMMANDS or command in _FAMILIES
     for name, place in _COMMANDS.items():
         if name == command or not is_known:
-            app.command(name)(_at(place))
+            settings = {"allow_interspersed_args": False} if name == "run" else None
+            app.command(name, context_settings=settings)(_at(place))
     for name, place in _FAMILIES.items():
         if name == command or not is_known:
             app.add_typer(_with_whole_summaries(_at(place)), name=name)
@@ -112,6 +115,9 @@ def _at(place: str) -> Any:
 
 def invoke(arguments: list[str]) -> int:
     """Run the command that the arguments name, and return its exit status. UsageError: they name none."""
+    if arguments[0] == "run" and "--" in arguments:
+        # The parser drops the first `--`, and `run` needs its place.
+        arguments = [*arguments[: (at := arguments.index("--"))], "--", *arguments[at:]]
     try:
         result = tree(arguments[0])(args=arguments, prog_name="bonobofs", standalone_mode=False)
     except typer.TyperException as error:

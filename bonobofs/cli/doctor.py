@@ -18,7 +18,9 @@ import typer
 
 from bonobofs import session
 from bonobofs.cli.output import document, say, table
-from bonobofs.errors import BonobofsError
+from bonobofs.errors import BonobofsError, reason
+from bonobofs.policy.allow_list import EVERYTHING
+from bonobofs.sandbox import network_list
 from bonobofs.session import launcher
 from bonobofs.system import syscalls
 
@@ -45,11 +47,6 @@ class Check:
     remedy: str = ""
 
 
-_CLOSED_NAMESPACES: Final = (
-    ("user/max_user_namespaces", 0),
-    ("kernel/unprivileged_userns_clone", 0),
-    ("kernel/apparmor_restrict_unprivileged_userns", 1),
-)
 _STYLES = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.FAIL: "red"}
 
 
@@ -134,11 +131,21 @@ def _fusermount() -> Iterator[Check]:
     yield _check("user_allow_other", problem, "set in /etc/fuse.conf", remedy)
 
 
-def _namespaces() -> Iterator[Check]:
-    closed = [f"{name} = {value}" for name, value in _CLOSED_NAMESPACES if _number(Path("/proc/sys", name)) == value]
-    problem = f"closed by {closed[0].replace('/', '.')}" if closed else ""
-    remedy = "only for sandboxes of ordinary users, which mounting does not need; see your distribution's manual"
-    yield _check("user namespaces", problem, "open", remedy)
+def _sandbox() -> Iterator[Check]:
+    """Start the sandbox of `run` with its real flags, and try to escape from it."""
+    from bonobofs.sandbox import host_probe, last_step  # noqa: PLC0415
+
+    program = shutil.which("bwrap")
+    if program is None:
+        yield Check("sandbox", Verdict.NOTE, "bubblewrap is missing", "only run needs it; install bubblewrap")
+        return
+    probe = host_probe.probe()
+    state = f"{program}, Landlock ABI {last_step.landlock_abi()}"
+    yield _check("sandbox", probe.failure, state, f"bonobofs run refuses to start here: {probe.remedy}")
+    for layer, count, succeeded in probe.scores:
+        score = f"{count - len(succeeded)} of {count} escapes stopped"
+        remedy = f"not stopped: {', '.join(succeeded)}; do not use run"
+        yield _check(f"escapes: {layer}", score if succeeded else "", score, remedy, needed=True)
 
 
 def _limits() -> Iterator[Check]:
@@ -219,6 +226,19 @@ def _state() -> Iterator[Check]:
     yield _check("space for records", space if free < LITTLE_SPACE else "", space, remedy, needed=True)
 
 
+def _network() -> Iterator[Check]:
+    try:
+        home = session.home()
+        policy = session.in_force(home, None, Path.cwd())
+        operator = network_list.operator_list(home, Path.cwd())
+    except (BonobofsError, OSError) as error:
+        yield Check("network lists", Verdict.NOTE, "cannot be read", f"`run` refuses every connection: {reason(error)}")
+        return
+    problem = "`run` admits every host" if policy.compiled.network.admits_all and EVERYTHING in operator else ""
+    remedy = f'list the hosts that are needed instead of "*" in allow of [network] of {policy.origin}'
+    yield _check("network lists", problem, "`run` admits listed hosts only", remedy)
+
+
 def _number(path: Path) -> int | None:
     try:
         return int(path.read_text(encoding="ascii"))
@@ -234,10 +254,11 @@ _LOOKS: Final[tuple[Callable[[], Iterator[Check]], ...]] = (
     _kernel,
     _device,
     _fusermount,
-    _namespaces,
+    _sandbox,
     _limits,
     _watching,
     _idling,
     _state,
+    _network,
     _mounts,
 )

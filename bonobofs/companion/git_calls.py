@@ -40,7 +40,7 @@ _ISOLATION: Final = "A worker changes nothing from outside its worktree.", "Go i
 
 def _begin(session: SessionContext, subcommand: str, arguments: list[str], directory: str, remote: bool) -> Any:
     """Check isolation, then the role's list of subcommands, which is CLEO's order."""
-    root = session.session.mountpoint or session.session.source
+    root = session.workspace
     caller = _caller(subcommand, arguments, directory)
     environment = {ISOLATION_ENV_KEYS[0]: root, ISOLATION_ENV_KEYS[1]: session.session.role}
     operation = _OPERATIONS.get(subcommand, Operation.CALL)

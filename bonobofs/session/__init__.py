@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         rules_of_sessions,
         verify_record,
     )
+    from bonobofs.session.sandbox_run import RunRequest, run
     from bonobofs.session.session_list import (
         SERVED,
         CallableSession,
@@ -54,6 +55,7 @@ _NAMES: Final = {
     "bonobofs.session.retention": (
         "Pruning about_sessions agents_of open_index prune rebuild_index rules_of_sessions verify_record"
     ),
+    "bonobofs.session.sandbox_run": "RunRequest run",
     "bonobofs.session.session_list": (
         "CallableSession SERVED State Status callable_session flush_servers mount_around session_around statuses "
         "unreadable"

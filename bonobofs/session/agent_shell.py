@@ -67,11 +67,14 @@ def _nothing_to_call(mountpoint: Path, resolved: Path) -> str:
     return f"nothing is mounted on {mountpoint}; bonobofs status lists the mounts of this state directory"
 
 
-def provision(home: Path, session: CallableSession) -> IsolatedShell:
-    """Return working directory and environment for a session's shell, with CLEO's variable names. MountError."""
+def provision(home: Path, session: CallableSession, shown_as: str | None = None) -> IsolatedShell:
+    """Return working directory and environment for a session's shell, with CLEO's variable names. MountError.
+
+    `shown_as` is the path under which the shell sees the mount, by default the mountpoint.
+    """
     mountpoint = str(session.mountpoint)
     return provision_isolated_shell(
-        worktree_path=mountpoint,
+        worktree_path=shown_as or mountpoint,
         branch=_branch(home, mountpoint),
         role=session.role,
         project_hash=hashlib.sha256(os.fsencode(session.source)).hexdigest()[:_HASH_LENGTH],

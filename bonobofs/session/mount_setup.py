@@ -70,6 +70,8 @@ class MountRequest(NamedTuple):
     """Name or uid of a user other than root who may use the mount and call the session."""
     issue: str | None = None
     """Issue of the work; the session's commits name it."""
+    workspace: Path | None = None
+    """Path under which the agent sees the mount; None: the mountpoint."""
     policy_of: Path | None = None
     """Source whose policy applies, such as the repository of a worktree; None: `source`."""
     companion: str = launcher.COMPANION
@@ -168,6 +170,7 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
     config = SessionConfig(
         source=session.source,
         mountpoint=str(mountpoint),
+        workspace=str(order.workspace or ""),
         home=str(home),
         session=session.session,
         session_dir=str(session_directory(home, session.session)),
@@ -389,8 +392,9 @@ def admit_guest(home: Path, guest: Guest) -> None:
     MountError: the guest cannot reach these directories, or cannot run the programs of `bin`.
     """
     _close_to_others(home)
-    _allow(home, guest, _SEARCH)
-    _allow(home / "sessions", guest, _SEARCH)
+    for path in (home, home / "sessions", home / "runs", home / "homes"):
+        if path.is_dir():
+            _allow(path, guest, _SEARCH)
     if not _reaches(guest, _PACKAGE / "__init__.py"):
         raise MountError(
             f"{guest.name} cannot run {sys.executable} or read {_PACKAGE}, which the programs in its PATH need; "

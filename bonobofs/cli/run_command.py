@@ -1,0 +1,90 @@
+"""`bonobofs run`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bonobofs import session
+from bonobofs.cli.output import note
+from bonobofs.cli.suggestions import check_agent, check_role
+from bonobofs.errors import UsageError
+from bonobofs.policy.presets import PRESETS
+
+
+def run(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[SOURCE] -- COMMAND...",
+            help="The source directory, by default this one, and the command after --.",
+        ),
+    ],
+    agent: Annotated[
+        str | None,
+        typer.Option(metavar="A", help="The agent; a new name needs --new. Default: your login name."),
+    ] = None,
+    role: Annotated[str | None, typer.Option(metavar="R", help="Its role. Default: as for bonobofs mount.")] = None,
+    chain: Annotated[str | None, typer.Option(metavar="C", help="The chain of work.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The policy file or preset. Default: as for bonobofs mount.")
+    ] = None,
+    issue: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Make the worktree of --agent for this issue first, and work there."),
+    ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="As root: the user of the command. Default: the user of sudo."),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Pass this variable to the command. Repeatable."),
+    ] = None,
+    new: Annotated[bool, typer.Option("--new", help="Register the agent if its name is new.")] = False,
+) -> int:
+    """Run a command in a sandbox: the workspace is the policy mount, the rest of the machine is read-only or absent.
+
+    Absent are other homes, the source itself, the state directory, the host's sockets, and by default the network.
+    HOME, /tmp, /var/tmp and /dev/shm are private. [run] and [network] of the policy admit more. The exit status is
+    that of the command, or 128 and the number of a signal.
+
+    \b
+    Examples:
+      bonobofs run -- make test
+      bonobofs run ~/src/app --agent alice -- bash
+      bonobofs run --env ANTHROPIC_API_KEY . -- claude
+    """
+    before, command = _split(words)
+    home = session.home()
+    request = session.RunRequest(
+        source=Path(os.path.abspath(before[0] if before else ".")),
+        command=command,
+        directory=Path.cwd(),
+        agent=agent,
+        role=role,
+        chain=chain,
+        policy=Path(policy if policy in PRESETS else os.path.abspath(policy)) if policy is not None else None,
+        issue=issue,
+        user=user,
+        env=env or [],
+    )
+    check_agent(home, agent, new=new)
+    if role is not None:
+        check_role(role, session.choose_policy(home, request.policy, request.source))
+    os.chdir("/")
+    return session.run(home, request, note)
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words before `--`, and the command after it. UsageError."""
+    at = words.index("--") if "--" in words else -1
+    before, command = words[: max(at, 0)], words[at + 1 :]
+    if before and command[:1] == ["--"]:
+        command = command[1:]  # see cli.app.invoke
+    if at < 0 or not command or len(before) > 1:
+        raise UsageError("name at most one source and then a command: bonobofs run [OPTIONS] [SOURCE] -- COMMAND...")
+    return before, command

@@ -1,0 +1,109 @@
+"""Find out whether the sandbox works on this host: start it with the real flags, and try to escape from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bonobofs.errors import BonobofsError
+from bonobofs.sandbox import bwrap_arguments, escape_attempts, last_step
+from bonobofs.sandbox.bwrap_arguments import Account, View
+from bonobofs.sandbox.sandbox_process import Identity, Limits, SandboxProcess
+
+_NOBODY: Final = 65534
+_APPARMOR: Final = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+_PROFILE: Final = "abi <abi/4.0>, include <tunables/global> profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }"
+
+
+class LayerScore(NamedTuple):
+    """The result of the attempts that one layer must stop."""
+
+    layer: str
+    tried: int
+    succeeded: tuple[str, ...]
+    """Names of the attempts that were not stopped."""
+
+
+class ProbeResult(NamedTuple):
+    """The result of a probe."""
+
+    scores: tuple[LayerScore, ...] = ()
+    """Empty if the sandbox did not start."""
+    failure: str = ""
+    """Why the sandbox did not start, in one line."""
+    remedy: str = ""
+
+
+def probe() -> ProbeResult:
+    """Start the sandbox as `run` does, without a mount and a network, and try to escape. Root acts as user `nobody`."""
+    if last_step.landlock_abi() < last_step.OLDEST_ABI:
+        return ProbeResult(
+            failure="the kernel has no Landlock",
+            remedy="use Linux 5.19 or later, and add landlock to the boot parameter lsm=",
+        )
+    with tempfile.TemporaryDirectory(prefix="bonobofs-probe-") as directory:
+        try:
+            text, failure = _run(Path(directory))
+        except (BonobofsError, OSError) as error:
+            text, failure = "", str(error)
+    if not text:
+        return ProbeResult(failure=failure or "the probe printed nothing", remedy=remedy())
+    found = json.loads(text)
+    return ProbeResult(tuple(LayerScore(layer, tried, tuple(names)) for layer, (tried, names) in found.items()))
+
+
+def _run(directory: Path) -> tuple[str, str]:
+    """Return what the attempts printed, and why the sandbox failed."""
+    uid, gid = (os.geteuid(), os.getegid()) if os.geteuid() else (_NOBODY, _NOBODY)
+    identity = Identity(uid, gid, ()) if os.geteuid() == 0 else None
+    source, inside = directory / "source", directory / "state" / "inside"
+    source.mkdir()
+    inside.mkdir(parents=True)
+    directory.chmod(0o711)
+    account = Account("probe", uid, gid, "/home/probe", "/bin/sh")
+    own = bwrap_arguments.own_code()
+    view = View(account, str(source), str(source), str(source), str(inside), str(inside.parent), own)
+    read, write = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        sandbox = SandboxProcess(
+            view, {"PATH": os.defpath}, streams=(null, write, null), terminal=-1, identity=identity
+        )
+    finally:
+        os.close(write)
+        os.close(null)
+    failure = sandbox.release(view, [sys.executable, "-I", "-S", escape_attempts.__file__], Limits())
+    with os.fdopen(read, "rb") as pipe:
+        text = pipe.read().decode()
+    sandbox.wait()
+    return text, failure.partition(" ")[2]
+
+
+def remedy() -> str:
+    """Return what the operator can do if the sandbox does not start here."""
+    closed = _setting(Path("/proc/sys/user/max_user_namespaces")) == "0"
+    if closed or _setting(Path("/proc/sys/kernel/unprivileged_userns_clone")) == "0":
+        settings = "user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1"
+        return f"user namespaces are closed; as root: sysctl {settings}"
+    if _setting(_APPARMOR) == "1":
+        return f"AppArmor closes user namespaces; as root, write to /etc/apparmor.d/bwrap and load it: {_PROFILE}"
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        return (
+            "the container closes namespaces; start it with --security-opt seccomp=unconfined --security-opt "
+            "apparmor=unconfined --security-opt systempaths=unconfined, or run bonobofs on the host"
+        )
+    if "microsoft" in platform.release().lower():
+        return "WSL 1 has no namespaces; use WSL 2: wsl --set-version DISTRIBUTION 2"
+    return "bubblewrap 0.8 or later is needed, and a Python that the command's user can run"
+
+
+def _setting(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

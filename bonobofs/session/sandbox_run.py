@@ -1,0 +1,412 @@
+"""`run`: mount a source, run one command in the sandbox on it, unmount.
+
+A second process, the keeper, unmounts. It ends with the launcher, also when the launcher is killed: the kernel then
+kills the sandbox, and the keeper removes the mount and closes the record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import secrets
+import select
+import shutil
+import signal
+import termios
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+from bonobofs.errors import BonobofsError, MountError, UsageError, reason
+from bonobofs.policy.document import PolicyDocument, Run
+from bonobofs.sandbox import bwrap_arguments, environment, last_step
+from bonobofs.sandbox.bwrap_arguments import Account, View
+from bonobofs.sandbox.sandbox_process import EgressProcess, Identity, Limits, SandboxProcess, find_bwrap
+from bonobofs.sandbox.terminal_relay import TerminalRelay
+from bonobofs.session import mount_checks, worktrees
+from bonobofs.session.agent_shell import provision
+from bonobofs.session.mount_setup import Guest, MountedSession, MountRequest, find_guest, start
+from bonobofs.session.registration import choose_policy
+from bonobofs.session.session_list import CallableSession
+from bonobofs.session.unmount import unmount_session
+from bonobofs.state.home import inside_directory, session_directory
+from bonobofs.state.sessions import live_at
+from bonobofs.system import mounts, syscalls
+from bonobofs.system.paths import is_within
+from bonobofs.system.processes import is_stopped
+
+TIMED_OUT: Final = 124
+_SECONDS_TO_END: Final = 5.0
+"""Seconds for the command to end after a signal, before it is killed."""
+_FOREVER: Final = float("inf")
+_FORWARDED: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+
+
+class RunRequest(NamedTuple):
+    """The arguments of `run`."""
+
+    source: Path
+    command: Sequence[str]
+    directory: Path
+    """Working directory of the caller. The command begins there if it is in the source, else in the source."""
+    agent: str | None = None
+    role: str | None = None
+    chain: str | None = None
+    policy: Path | None = None
+    issue: str | None = None
+    """Issue whose worktree is the workspace; `source` is a directory of its repository."""
+    user: str | None = None
+    """As root: name or uid of the user of the command."""
+    env: Sequence[str] = ()
+    """Names of variables of the caller that pass, besides those of the policy."""
+
+
+class _Workspace(NamedTuple):
+    """A mount for a command. `mountpoint` is removed at the end."""
+
+    mounted: MountedSession
+    mountpoint: Path
+    shown_as: Path
+    """The path of the mount in the sandbox."""
+
+
+def run(home: Path, request: RunRequest, report: Callable[[str], None]) -> int:
+    """Run a command in the sandbox; return its exit status. `report` gets sentences for the operator.
+
+    Returns 128 and the number for a signal, 127 if there is no such command, 126 if it cannot be run, 124 if its time
+    is over. BonobofsError: the sandbox or one of its layers cannot be had. Then nothing has run.
+    """
+    find_bwrap()
+    if last_step.landlock_abi() < last_step.OLDEST_ABI:
+        raise MountError(
+            "the kernel has no Landlock, which the sandbox needs; use Linux 5.19 or later, with landlock in the list "
+            "of /sys/kernel/security/lsm (boot parameter lsm=)"
+        )
+    guest = _guest(request.user)
+    source = mount_checks.resolve(request.source, "source", allow_writable_parents=False)
+    policy = choose_policy(home, request.policy, source).document
+    account = _account(guest)
+    _check_source(source, account)
+    with _Keeper(home) as keeper:
+        workspace = _mount(home, request, source, guest, keeper)
+        for text in workspace.mounted.notes:
+            report(text)
+        view = _view(home, workspace, account, policy.run, request)
+        variables = _environment(home, workspace, view, [*policy.run.env, *request.env])
+        _check_command(request.command[0], view)
+        egress = EgressProcess(
+            session_directory(home, workspace.mounted.session.session), None if guest is None else guest.uid
+        )
+        with contextlib.closing(egress):
+            return _Runner(keeper, view, policy, egress, report).run(request.command, variables, guest)
+
+
+def _guest(name: str | None) -> Guest | None:
+    if os.geteuid() != 0:
+        return None if name is None else find_guest(name)
+    named = name or os.environ.get("SUDO_UID")
+    if not named:
+        raise UsageError("run never starts a command as root; name its user: --user NAME")
+    return find_guest(named)
+
+
+def _account(guest: Guest | None) -> Account:
+    uid, gid = (os.geteuid(), os.getegid()) if guest is None else (guest.uid, guest.gid)
+    try:
+        found = pwd.getpwuid(uid)
+        name, home, shell = found.pw_name, found.pw_dir, found.pw_shell
+    except KeyError:
+        name, home, shell = f"uid-{uid}", "", ""
+    if guest is None:
+        home = os.environ.get("HOME") or home
+    home = os.path.realpath(home or "/")
+    if home == "/":
+        home = f"/home/{name}"
+    return Account(name, uid, gid, home, shell if os.path.exists(shell) and "nologin" not in shell else "/bin/sh")
+
+
+def _check_source(source: Path, account: Account) -> None:
+    if is_within(account.home, source):
+        raise UsageError(f"the home directory {account.home} lies inside the source; name a directory below it")
+    for path in bwrap_arguments.own_code():
+        if is_within(path, source):
+            raise MountError(
+                f"bonobofs itself runs from {path}, inside the source, where the agent could change it; install it "
+                "elsewhere, for instance with pipx"
+            )
+
+
+def _mount(home: Path, request: RunRequest, source: Path, guest: Guest | None, keeper: _Keeper) -> _Workspace:
+    if request.issue is not None:
+        return _mount_worktree(home, request, source, guest, keeper)
+    runs = home / "runs"
+    runs.mkdir(mode=0o700, exist_ok=True)
+    mountpoint = runs / secrets.token_hex(8)
+    mountpoint.mkdir(mode=0o700)
+    keeper.tell(mountpoint=str(mountpoint), removes=True)
+    order = MountRequest(
+        source,
+        mountpoint,
+        agent=request.agent,
+        role=request.role,
+        policy=request.policy,
+        chain=request.chain,
+        user=None if guest is None else str(guest.uid),
+        workspace=source,
+    )
+    return _Workspace(start(home, order), mountpoint, source)
+
+
+def _mount_worktree(home: Path, request: RunRequest, source: Path, guest: Guest | None, keeper: _Keeper) -> _Workspace:
+    if request.agent is None or request.issue is None:
+        raise UsageError("--issue needs --agent: a worktree belongs to an agent")
+    if guest is not None:
+        raise UsageError("a worktree belongs to the user who makes it; use --issue as that user, without root")
+    wanted = worktrees.WorktreeRequest(source, request.issue, request.agent, request.role, request.policy)
+    added = worktrees.add(home, wanted)
+    if added.mounted is None:
+        raise MountError(
+            f"the worktree of {request.issue} is already mounted; unmount it first: bonobofs umount {added.work}"
+        )
+    keeper.tell(mountpoint=str(added.work))
+    return _Workspace(added.mounted, added.work, added.work)
+
+
+def _view(home: Path, workspace: _Workspace, account: Account, policy: Run, request: RunRequest) -> View:
+    session = workspace.mounted.session
+    shown = workspace.shown_as
+    here = os.path.realpath(request.directory)
+    read = [os.path.realpath(_expand(path, account)) for path in policy.read]
+    for path in read:
+        for forbidden, what in ((shown, "source"), (home, "state directory")):
+            if is_within(path, forbidden) or is_within(forbidden, path):
+                raise UsageError(f"read of [run] names {path}, which covers the {what} {forbidden} or lies inside it")
+    kept = home / "homes" / session.agent_id if policy.home == "kept" else None
+    if kept is not None:
+        kept.parent.mkdir(mode=0o700, exist_ok=True)
+        kept.mkdir(mode=0o700, exist_ok=True)
+        os.chown(kept, account.uid, account.gid)
+    return View(
+        account,
+        workspace=str(shown),
+        mount=str(workspace.mountpoint),
+        directory=here if is_within(here, shown) else str(shown),
+        inside=str(inside_directory(home, session.session)),
+        state=str(home),
+        read=(*bwrap_arguments.own_code(), *(path for path in read if os.path.lexists(path))),
+        kept_home=str(kept or ""),
+        tmp_size=int(policy.tmp),
+    )
+
+
+def _expand(path: str, account: Account) -> str:
+    return account.home + path[1:] if path == "~" or path.startswith("~/") else path
+
+
+def _environment(home: Path, workspace: _Workspace, view: View, names: Sequence[str]) -> dict[str, str]:
+    session, account = workspace.mounted.session, view.account
+    called = CallableSession(
+        Path(view.inside), workspace.mountpoint, session.session, session.agent_id, session.role, session.source
+    )
+    fixed = {
+        **provision(home, called, shown_as=view.workspace).env,
+        "HOME": account.home,
+        "USER": account.name,
+        "LOGNAME": account.name,
+        "SHELL": account.shell,
+        "PWD": view.directory,
+    }
+    programs = os.path.join(view.inside, "bin")
+    return environment.build(os.environ, names, fixed, programs, lambda path: bwrap_arguments.is_visible(path, view))
+
+
+def _check_command(name: str, view: View) -> None:
+    """Raise UsageError if the machine has the command, and the sandbox does not show it."""
+    found = shutil.which(name) if "/" not in name or name.startswith("/") else None
+    if found is None or name in ("git", "bd") or bwrap_arguments.is_visible(found, view):
+        return
+    real = os.path.realpath(found)
+    raise UsageError(
+        f"the sandbox does not show {real}; add its directory to read of [run] in the policy, for instance "
+        f'read = ["{os.path.dirname(real)}"]'
+    )
+
+
+class _Keeper:
+    """The process that unmounts when the launcher has ended, in whatever way."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        read, self._orders = os.pipe()
+        self._answer, write = os.pipe()
+        saved = termios.tcgetattr(0) if os.isatty(0) else None
+        self._pid = os.fork()
+        if self._pid == 0:
+            code = 1
+            try:
+                syscalls.close_all_but({0, 2, read, write})
+                code = self._keep(read, write, saved)
+            finally:
+                os._exit(code)
+        os.close(read)
+        os.close(write)
+
+    def tell(self, **facts: Any) -> None:
+        """Send facts for the end: the mountpoint, the first process of the sandbox."""
+        os.write(self._orders, json.dumps(facts).encode() + b"\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the session. MountError: it could not be ended."""
+        self.tell(launcher_ends=True)
+        os.close(self._orders)
+        with os.fdopen(self._answer, "rb") as pipe:
+            text = os.fsdecode(pipe.read())
+        os.waitpid(self._pid, 0)
+        if text:
+            raise MountError(text)
+
+    def _keep(self, read: int, write: int, saved: list[Any] | None) -> int:
+        """Wait for the end of the launcher, then end what it started. Runs in the keeper."""
+        os.setsid()
+        for number in (*_FORWARDED, signal.SIGTTOU, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        os.chdir("/")
+        facts: dict[str, Any] = {}
+        first = -1
+        with os.fdopen(read, "rb") as pipe:
+            for line in pipe:
+                facts.update(json.loads(line))
+                if "first" in facts and first < 0:
+                    with contextlib.suppress(ProcessLookupError):
+                        first = os.pidfd_open(facts["first"])
+        if "launcher_ends" not in facts and saved is not None:
+            termios.tcsetattr(0, termios.TCSADRAIN, saved)
+        if first >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(first, signal.SIGKILL)
+            select.select([first], [], [], _SECONDS_TO_END)
+        mountpoint = Path(facts.get("mountpoint", ""))
+        try:
+            if mounts.at(mountpoint) or live_at(self._home, mountpoint) is not None:
+                unmount_session(self._home, mountpoint)
+            if "removes" in facts:
+                mountpoint.rmdir()
+        except (BonobofsError, OSError) as error:
+            os.write(write, os.fsencode(reason(error)))
+        return 0
+
+
+class _Runner:
+    """One command from its start in the sandbox to its end."""
+
+    def __init__(
+        self,
+        keeper: _Keeper,
+        view: View,
+        policy: PolicyDocument,
+        egress: EgressProcess,
+        report: Callable[[str], None],
+    ) -> None:
+        self._keeper: Final = keeper
+        self._view: Final = view
+        self._policy: Final = policy.run
+        self._allowed: Final = len(policy.network.allow)
+        self._egress: Final = egress
+        self._report: Final = report
+        self._kill_at = _FOREVER
+        self._timed_out = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def run(self, command: Sequence[str], variables: dict[str, str], guest: Guest | None) -> int:
+        """Return the exit status of the command."""
+        relay = TerminalRelay(None if guest is None else guest.uid)
+        identity = None
+        if guest is not None:
+            identity = Identity(guest.uid, guest.gid, os.getgrouplist(guest.name, guest.gid))
+        sandbox = SandboxProcess(
+            self._view, variables, streams=relay.streams, terminal=relay.terminal, identity=identity
+        )
+        self._keeper.tell(first=sandbox.pid)
+        self._egress.attach(sandbox.pid)
+        self._report(f"the sandbox holds: {self._layers()}")
+        relay.begin()
+        try:
+            failure = sandbox.release(
+                self._view, command, Limits(self._policy.processes, int(self._policy.memory or 0))
+            )
+            if failure:
+                code, _, text = failure.partition(" ")
+                if code == "125":
+                    raise MountError(f"the sandbox cannot start: {text}; run bonobofs doctor")
+                relay.restore()
+                self._report(text)
+                return int(code)
+            self._serve(sandbox, relay)
+        finally:
+            sandbox.kill()
+            relay.drain()
+        return TIMED_OUT if self._timed_out else sandbox.wait()
+
+    def _layers(self) -> str:
+        parts = ["mount", "namespaces", f"Landlock ABI {last_step.landlock_abi()}", "seccomp"]
+        parts.append(f"network of {self._allowed} entries" if self._allowed else "no network")
+        parts.append(f"at most {self._policy.processes} processes")
+        if self._policy.memory is not None:
+            parts.append(f"{self._policy.memory} bytes of memory for each process")
+        return ", ".join(parts)
+
+    def _serve(self, sandbox: SandboxProcess, relay: TerminalRelay) -> None:
+        """Move bytes and pass signals on until the sandbox ends."""
+        ends_at = _FOREVER if self._policy.time is None else time.monotonic() + self._policy.time
+        self._install_signals(sandbox, relay)
+        ended = False
+        others: dict[int, Callable[[], None]] = {}
+
+        def on_end() -> None:
+            nonlocal ended
+            ended = True
+
+        others[sandbox.exit_fd] = on_end
+        others[self._wake_read] = self._on_signal
+        others[self._egress.fd] = lambda: self._on_egress_end(others)
+
+        while not ended:
+            if relay.run(others, min(ends_at, self._kill_at), lambda: is_stopped(sandbox.command_pid)):
+                sandbox.send(signal.SIGCONT)
+            now = time.monotonic()
+            if now >= ends_at:
+                ends_at = _FOREVER
+                self._timed_out = True
+                self._kill_at = now + _SECONDS_TO_END
+                sandbox.send(signal.SIGTERM)
+            if now >= self._kill_at:
+                sandbox.kill()
+
+    def _on_signal(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+
+    def _on_egress_end(self, others: dict[int, Callable[[], None]]) -> None:
+        del others[self._egress.fd]
+        self._report("the network of the sandbox has ended, and every connection is refused; see egress.log")
+
+    def _install_signals(self, sandbox: SandboxProcess, relay: TerminalRelay) -> None:
+        def forward(number: int, _: object) -> None:
+            if number in _ENDING:
+                # A second signal does not wait.
+                waits = self._kill_at == _FOREVER
+                self._kill_at = time.monotonic() + (_SECONDS_TO_END if waits else 0)
+                sandbox.send(signal.SIGCONT)
+            sandbox.send(number)
+
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for number in _FORWARDED:
+            signal.signal(number, forward)
+        signal.signal(signal.SIGWINCH, lambda *_: relay.copy_size())

@@ -1,0 +1,243 @@
+"""Each layer of the sandbox alone, and the sandbox without one layer: which of them stops which attack."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from bonobofs.errors import MountError
+from bonobofs.sandbox import bwrap_arguments, last_step, seccomp_filter
+from bonobofs.sandbox.bwrap_arguments import Account, Descriptors, View
+from tests.sandbox.boxes import HERE, Box
+from tests.support.commands import ROOT
+from tests.support.world import NOBODY, OrdinaryUser
+
+pytestmark = pytest.mark.root
+FILES = ("read_secrets", "read_the_state_directory", "write_the_system", "open_the_core_pattern")
+MOUNTS = ("change_the_mounts",)
+CALLS = (
+    "use_io_uring",
+    "call_the_kernel",
+    "open_strange_sockets",
+    "open_netlink_sockets",
+    "clone3_a_namespace",
+    "type_into_the_terminal",
+)
+OUTSIDE = ("signal_processes_outside", "connect_to_sockets_of_the_host", "connect_to_an_abstract_socket")
+ALL = (*FILES, *MOUNTS, *CALLS, *OUTSIDE, "trace_process_1", "unshare_namespaces")
+
+
+class Bench:
+    """A directory with secrets, and ways to run the attacks under chosen layers. No layer needs a mount of ours."""
+
+    def __init__(self, user: OrdinaryUser) -> None:
+        self.box = Box(user)
+        (self.box.source / "one_layer.py").write_bytes((HERE / "one_layer.py").read_bytes())
+        secret = self.box.top / "secret"
+        secret.write_text("secret")
+        secret.chmod(0o644)
+        self.inside = self.box.top / "state/sessions/1/inside"
+        self.inside.mkdir(parents=True)
+        for path in (self.box.top / "state", *(self.box.top / "state").rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
+        (self.box.top / "state/trail").write_text("trail")
+        self.path = self.box.top / "host.sock"
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(self.path))
+        self.path.chmod(0o777)
+        self.listener.listen()
+        account = Account("nobody", NOBODY, NOBODY, str(self.box.top / "h"), "/bin/sh")
+        source = str(self.box.source)
+        self.view = View(account, source, source, source, str(self.inside), str(self.box.top / "state"))
+        self.context = {
+            "attacks": list(ALL),
+            "secrets": [str(secret)],
+            "state": [str(self.box.top / "state/trail")],
+            "source": source,
+            "sockets": [str(self.path)],
+            "abstract": "\0bonobofs-layers",
+            "pid": os.getpid(),
+        }
+
+    def run(self, *command: str, fds: Sequence[int] = ()) -> dict[str, str]:
+        """Run a command as an ordinary user in a network namespace of its own."""
+        listens = (
+            "import socket, os, sys; s = socket.socket(socket.AF_UNIX); s.bind('\\0bonobofs-layers'); s.listen(); "
+        )
+        listens += "s.set_inheritable(False); os.spawnvp(os.P_WAIT, sys.argv[1], sys.argv[1:])"
+        who = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
+        ran = subprocess.run(
+            ["unshare", "--net", "--", *who, "/usr/bin/python3", "-c", listens, *command],
+            cwd=self.box.source,
+            env={"PATH": os.environ["PATH"], "HOME": "/tmp", "BONOBOFS_SOCKET": str(self.inside / "guard.sock")},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+            pass_fds=fds,
+        )
+        assert ran.stdout, ran.stderr
+        found: dict[str, str] = json.loads(ran.stdout)
+        return found
+
+    @property
+    def program(self) -> list[str]:
+        return ["/usr/bin/python3", "attack_programs.py", json.dumps(self.context)]
+
+    def layers(self, *layers: str) -> list[str]:
+        """Return a command that enters some layers in place, without namespaces."""
+        read = bwrap_arguments.readable(self.view)
+        # The secrets lie in the machine's own /tmp.
+        write = [path for path in bwrap_arguments.writable(self.view) if path != "/tmp"]
+        config = json.dumps({"read": [*read, str(ROOT)], "write": write, "package": str(ROOT)})
+        return ["/usr/bin/python3", "one_layer.py", ",".join(layers) or "none", config, *self.program]
+
+    def namespaces(self, command: Sequence[str], *, seccomp: bool) -> dict[str, str]:
+        """Run a command in the namespaces of the sandbox, without the last step."""
+        files = []
+
+        def memory(content: bytes) -> int:
+            files.append(os.memfd_create("test"))
+            os.write(files[-1], content)
+            os.lseek(files[-1], 0, os.SEEK_SET)
+            return files[-1]
+
+        contents = {path: memory(text.encode()) for path, text in bwrap_arguments.etc_files(self.view.account).items()}
+        info = memory(b"")
+        block = memory(b"11")
+        filter_fd = memory(seccomp_filter.build()) if seccomp else -1
+        view = self.view._replace(read=(str(ROOT / "bonobofs"),))
+        options = bwrap_arguments.build(view, Descriptors(info, block, filter_fd, contents))
+        try:
+            return self.run("bwrap", *options, "--", *command, fds=files)
+        finally:
+            for fd in files:
+                os.close(fd)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
+        made = Bench(OrdinaryUser(Path(name)))
+        yield made
+        made.listener.close()
+
+
+def test_without_a_layer_the_attacks_succeed(bench: Bench) -> None:
+    """The attacks are real: on the bare machine most of them reach their goal."""
+    found = bench.run(*bench.layers())
+    for name in ("read_secrets", "read_the_state_directory", "connect_to_an_abstract_socket"):
+        assert found[name] == "done", name
+    assert "done" in found["unshare_namespaces"]
+    assert found["connect_to_sockets_of_the_host"] == "ENOENT done"
+    assert "done" in found["open_strange_sockets"]
+    assert "done" in found["open_netlink_sockets"]
+    assert found["use_io_uring"] != "ENOSYS"
+
+
+def test_landlock_alone_closes_files_mounts_and_processes(bench: Bench) -> None:
+    found = bench.run(*bench.layers("landlock"))
+    assert {found[name] for name in FILES} == {"EACCES"}
+    assert found["change_the_mounts"] != "done"
+    assert found["trace_process_1"] == "EPERM"
+    assert found["connect_to_an_abstract_socket"] == "EPERM"
+    assert "done" in found["open_strange_sockets"]
+    assert found["use_io_uring"] != "ENOSYS"
+
+
+def test_seccomp_alone_closes_system_calls(bench: Bench) -> None:
+    found = bench.run(*bench.layers("seccomp"))
+    assert found["use_io_uring"] == found["clone3_a_namespace"] == "ENOSYS"
+    assert found["call_the_kernel"] == found["change_the_mounts"] == found["unshare_namespaces"] == "EPERM"
+    assert found["open_strange_sockets"] == found["open_netlink_sockets"] == "EAFNOSUPPORT"
+    assert found["type_into_the_terminal"] == "EPERM"
+    assert found["read_secrets"] == "done"
+
+
+def test_namespaces_alone_close_files_processes_and_sockets(bench: Bench) -> None:
+    found = bench.namespaces(bench.program, seccomp=False)
+    assert (found["read_secrets"], found["read_the_state_directory"]) == ("ENOENT", "ENOENT")
+    assert found["signal_processes_outside"] == "ESRCH"
+    assert found["connect_to_sockets_of_the_host"] == "ENOENT"
+    assert found["connect_to_an_abstract_socket"] == "ECONNREFUSED"
+    assert found["unshare_namespaces"] != "done"
+    assert "done" in found["open_strange_sockets"]
+    assert found["use_io_uring"] != "ENOSYS"
+    assert found["trace_process_1"] == "done"
+
+
+def test_without_landlock_the_other_layers_stop_all_but_tracing_process_1(bench: Bench) -> None:
+    found = bench.namespaces(bench.program, seccomp=True)
+    assert [name for name, result in found.items() if result == "done"] == ["trace_process_1"]
+
+
+def test_without_seccomp_the_other_layers_stop_all_but_system_calls(bench: Bench) -> None:
+    found = bench.namespaces(bench.layers("landlock"), seccomp=False)
+    reached = {name for name, result in found.items() if "done" in result.split()}
+    assert reached <= {*CALLS}
+    assert {"open_strange_sockets", "open_netlink_sockets"} <= reached
+
+
+def test_the_filter_has_a_table_for_each_machine_or_refuses() -> None:
+    """Every jump of a filter stays in it. A machine without a table is refused."""
+    for machine in ("x86_64", "aarch64"):
+        program = seccomp_filter.build(machine)
+        instructions = [program[at : at + 8] for at in range(0, len(program), 8)]
+        assert all(at + 1 + code[2] < len(instructions) for at, code in enumerate(instructions[:-1]))
+        assert instructions[-1][0] == 0x06
+    with pytest.raises(MountError, match="riscv64"):
+        seccomp_filter.build("riscv64")
+
+
+def test_a_machine_without_bubblewrap_or_landlock_or_namespaces_is_refused(bench: Bench) -> None:
+    """There is no weaker mode: `run` says what to do, and nothing runs."""
+    box = bench.box
+    empty = box.top / "empty"
+    empty.mkdir()
+    for name in ("unshare", "setpriv", "fusermount3", "git"):
+        (empty / name).symlink_to(f"/usr/bin/{name}")
+    without = box.run("touch", "ran", env={"PATH": str(empty)})
+    assert (without.returncode, "install the package bubblewrap" in without.stderr) == (1, True)
+    (empty / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")
+    (empty / "bwrap").chmod(0o755)
+    (empty / "sh").symlink_to("/bin/sh")
+    closed = box.run("touch", "ran", env={"PATH": str(empty)})
+    assert (closed.returncode, "No permissions to create a new namespace" in closed.stderr) == (1, True)
+    assert "bonobofs doctor" in closed.stderr
+    assert not (box.source / "ran").exists()
+    assert box.bonobofs("status").stdout == "nothing is mounted\n"
+
+
+def test_the_last_step_refuses_a_kernel_without_landlock(bench: Bench) -> None:
+    """A filter that answers ENOSYS to Landlock stands for such a kernel."""
+    program = (
+        "import ctypes, struct, os, sys\n"
+        "code = struct.pack('=HBBI', 0x20, 0, 0, 0) + struct.pack('=HBBI', 0x15, 0, 1, 444)\n"
+        "code += struct.pack('=HBBI', 6, 0, 0, 0x50026) + struct.pack('=HBBI', 6, 0, 0, 0x7FFF0000)\n"
+        "class P(ctypes.Structure): _fields_ = (('n', ctypes.c_ushort), ('f', ctypes.c_char_p))\n"
+        "libc = ctypes.CDLL(None); libc.prctl(38, 1, 0, 0, 0)\n"
+        "assert libc.prctl(22, 2, ctypes.byref(P(len(code) // 8, code)), 0, 0) == 0\n"
+        "os.execvp(sys.argv[1], sys.argv[1:])\n"
+    )
+    words = bench.box.run_words("touch", "ran")
+    at = words.index(bench.box.user.python)
+    ran = subprocess.run(
+        [*words[:at], bench.box.user.python, "-c", program, *words[at:]],
+        env=bench.box.environment,
+        cwd=bench.box.source,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (ran.returncode, "the kernel has no Landlock" in ran.stderr) == (1, True)
+    assert not (bench.box.source / "ran").exists()
+    assert last_step.landlock_abi() >= last_step.OLDEST_ABI

@@ -1,0 +1,219 @@
+"""The life of `run`: streams, exit status, signals, limits, and what is left after each kind of end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bonobofs.system import mounts, processes
+from tests.sandbox.boxes import POLICY, Box
+from tests.support.wait import until
+from tests.support.world import OrdinaryUser
+
+pytestmark = pytest.mark.root
+SECONDS = 60.0
+
+
+@pytest.fixture(params=["as a user", "as root for a user"])
+def box(request: pytest.FixtureRequest) -> Iterator[Box]:
+    with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
+        yield Box(OrdinaryUser(Path(name)), as_root=request.param == "as root for a user")
+
+
+@pytest.fixture
+def user_box() -> Iterator[Box]:
+    with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
+        yield Box(OrdinaryUser(Path(name)))
+
+
+def nothing_is_left(box: Box) -> None:
+    """No process with the test's directory in its command line, no mount, every record closed."""
+
+    def is_clean() -> bool:
+        here = str(box.top).encode()
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if here in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return False
+            except OSError:
+                continue
+        return not [mount for mount in mounts.bonobofs_mounts() if box.top in mount.mountpoint.parents]
+
+    until(is_clean, "all processes and mounts end", seconds=SECONDS)
+    assert not list((box.state / "runs").iterdir())
+    assert "nothing is mounted" in box.bonobofs("status").stdout
+    assert box.bonobofs("audit", "verify").returncode == 0
+    closing = [entry for entry in box.entries() if entry["operation"] == "close"]
+    assert closing
+
+
+def start(box: Box, *command: str) -> subprocess.Popen[str]:
+    """Start `run`, and return when its command has printed its first line."""
+    running = subprocess.Popen(
+        box.run_words(*command),
+        env=box.environment,
+        cwd=box.source,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == "begun\n", running.communicate()
+    return running
+
+
+def test_the_exit_status_is_that_of_the_command(box: Box) -> None:
+    for command, status in (("exit 0", 0), ("exit 77", 77), ("exit 255", 255), ("kill -TERM $$", 143)):
+        assert box.run("sh", "-c", command).returncode == status
+    missing = box.run("no-such-program")
+    assert (missing.returncode, "no-such-program: No such file" in missing.stderr) == (127, True)
+    assert box.run("./a.md").returncode == 126
+    nothing_is_left(box)
+
+
+def test_pipes_and_files_pass_bytes_unchanged(user_box: Box) -> None:
+    """Streams reach the command through pipes. A file that is standard output cannot be read or truncated inside."""
+    data = os.urandom(3 << 20)
+    ran = subprocess.run(
+        user_box.run_words("sh", "-c", "cat; echo problem >&2"),
+        env=user_box.environment,
+        cwd=user_box.source,
+        input=data,
+        capture_output=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert ran.stdout == data
+    assert b"problem" in ran.stderr
+    with tempfile.TemporaryFile() as file:
+        file.write(b"before\n")
+        file.flush()
+        script = ": > /proc/self/fd/1; dd if=/proc/self/fd/1 iflag=nonblock 2>/dev/null; echo after"
+        user_box.run("sh", "-c", script, stdout=file, stderr=file, capture_output=False)
+        file.seek(0)
+        text = file.read()
+    assert text.startswith(b"before\n")
+    assert text.endswith(b"after\n")
+    assert text.count(b"before") == 1
+
+
+def test_a_directory_as_standard_input_is_refused(user_box: Box) -> None:
+    handle = os.open(user_box.source, os.O_RDONLY)
+    try:
+        ran = user_box.run("true", stdin=handle)
+    finally:
+        os.close(handle)
+    assert (ran.returncode, "is a directory" in ran.stderr) == (1, True)
+
+
+def test_a_reader_that_closes_its_pipe_ends_the_command(user_box: Box) -> None:
+    words = " ".join(f"'{word}'" for word in user_box.run_words("yes"))
+    ran = subprocess.run(
+        ["bash", "-c", f"{words} | head -n 1; echo ${{PIPESTATUS[0]}}"],
+        env=user_box.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert ran.stdout == "y\n141\n"
+
+
+def test_background_processes_end_with_the_command(box: Box) -> None:
+    ran = box.run("sh", "-c", "setsid sh -c 'sleep 1000 & sleep 1000' & echo begun")
+    assert (ran.returncode, ran.stdout) == (0, "begun\n")
+    nothing_is_left(box)
+
+
+def test_a_signal_reaches_the_command(user_box: Box) -> None:
+    """The command's own handler runs, and decides the exit status."""
+    running = start(user_box, "bash", "-c", "trap 'echo trapped; exit 9' TERM; echo begun; while :; do sleep 0.1; done")
+    launcher = _launcher(running.pid)
+    os.kill(launcher, signal.SIGTERM)
+    out, _ = running.communicate(timeout=SECONDS)
+    assert (out, running.returncode) == ("trapped\n", 9)
+    nothing_is_left(user_box)
+
+
+def test_a_command_that_ignores_the_end_is_killed(user_box: Box) -> None:
+    running = start(user_box, "bash", "-c", "trap '' TERM HUP INT; echo begun; while :; do sleep 1; done")
+    for _ in range(2):
+        os.kill(_launcher(running.pid), signal.SIGTERM)
+    running.communicate(timeout=SECONDS)
+    assert running.returncode == 137
+    nothing_is_left(user_box)
+
+
+def test_nothing_survives_a_killed_launcher(box: Box) -> None:
+    """Kill -9 of the launcher ends a process in a session of its own, unmounts, and closes the record."""
+    running = start(box, "sh", "-c", "setsid sleep 1000 & echo begun; sleep 1000")
+    os.kill(_launcher(running.pid), signal.SIGKILL)
+    running.communicate(timeout=SECONDS)
+    nothing_is_left(box)
+
+
+def test_a_killed_server_fails_closed(user_box: Box) -> None:
+    """The workspace answers ENOTCONN, and `run` ends with the command."""
+    running = start(user_box, "sh", "-c", "echo begun; read line; echo x > made.md || echo refused; ls; exit 3")
+    told = user_box.bonobofs("status", "--json").stdout
+    server = int(re.findall(r'"pid": (\d+)', told)[0])
+    os.kill(server, signal.SIGKILL)
+    until(lambda: not processes.is_alive(server, processes.start_time(server)), "the server ends")
+    out, errors = running.communicate("go\n", timeout=SECONDS)
+    assert "refused" in out
+    assert "not connected" in errors
+    assert not (user_box.source / "made.md").exists()
+    assert running.returncode == 3
+    assert not [mount for mount in mounts.bonobofs_mounts() if user_box.top in mount.mountpoint.parents]
+
+
+def test_a_killed_companion_comes_back(user_box: Box) -> None:
+    """The directory of guard.sock is bound, so the socket of the new companion appears in the sandbox."""
+    call = (
+        "import json, os, socket, sys\n"
+        "end = socket.socket(socket.AF_UNIX); end.connect(os.environ['BONOBOFS_SOCKET'])\n"
+        'end.sendall(b\'{"call": "whoami"}\\n\'); print(json.loads(end.makefile().readline())["ok"])\n'
+    )
+    (user_box.source / "call.py").write_text(call)
+    script = "echo begun; read line; until python3 call.py 2>/dev/null; do sleep 0.1; done"
+    running = start(user_box, "sh", "-c", script)
+    told = user_box.bonobofs("status", "--json").stdout
+    server = int(re.findall(r'"pid": (\d+)', told)[0])
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    (companion,) = [pid for pid in children if b"bonobofs" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(int(companion), signal.SIGKILL)
+    out, _ = running.communicate("go\n", timeout=SECONDS)
+    assert (out, running.returncode) == ("True\n", 0)
+    nothing_is_left(user_box)
+
+
+def test_the_time_limit_ends_the_command(user_box: Box) -> None:
+    user_box.write_policy(POLICY + 'time = "1s"\n')
+    ran = user_box.run("sleep", "1000")
+    assert ran.returncode == 124
+    nothing_is_left(user_box)
+
+
+def test_a_command_never_runs_as_root(user_box: Box) -> None:
+    ran = subprocess.run(
+        [user_box.user.python, "-m", "bonobofs", "run", user_box.source, "--", "true"],
+        env=user_box.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert (ran.returncode, "name its user: --user NAME" in ran.stderr) == (2, True)
+
+
+def _launcher(pid: int) -> int:
+    """Return the process that `unshare` and `setpriv` became: they replace themselves."""
+    return pid
