@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from bonobofs import session
+from bonobofs.cli.actor import check_agent, check_role
 from bonobofs.cli.output import note
-from bonobofs.cli.suggestions import check_agent, check_role
 from bonobofs.errors import UsageError
 from bonobofs.policy.presets import PRESETS
 

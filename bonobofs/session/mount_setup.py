@@ -170,7 +170,7 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
     config = SessionConfig(
         source=session.source,
         mountpoint=str(mountpoint),
-        workspace=str(order.workspace or ""),
+        workspace=str(request.workspace or ""),
         home=str(home),
         session=session.session,
         session_dir=str(session_directory(home, session.session)),
