@@ -31,6 +31,8 @@ class Box:
     def __init__(self, user: OrdinaryUser, *, as_root: bool = False) -> None:
         self.user = user
         self.as_root = as_root
+        self.network = ["unshare", "--net", "--"]
+        """The command that enters the network of the test."""
         self.top = user.directory
         self.source = self.top / "source"
         self.state = self.top / "home"
@@ -51,9 +53,9 @@ class Box:
         self.policy.chmod(0o644)
 
     def words(self, *arguments: str | Path) -> list[str]:
-        """Return the command line of bonobofs in a network namespace of its own, as the right user."""
+        """Return the command line of bonobofs in the network of the test, as the right user."""
         who = [] if self.as_root else ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
-        return ["unshare", "--net", "--", *who, self.user.python, "-m", "bonobofs", *map(str, arguments)]
+        return [*self.network, *who, self.user.python, "-m", "bonobofs", *map(str, arguments)]
 
     def run_words(self, *command: str | Path, options: tuple[str, ...] = ()) -> list[str]:
         who = ("--user", str(NOBODY)) if self.as_root else ()

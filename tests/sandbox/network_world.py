@@ -197,6 +197,7 @@ class Network:
 @contextmanager
 def internet_and_host(directory: Path) -> Iterator[tuple[Namespace, Namespace]]:
     """The Internet and a host that is connected with it."""
+    directory.mkdir(exist_ok=True)
     certificate(directory)
     (directory / "names.json").write_text(json.dumps(NAMES))
     host = Namespace(directory / "host", "8.8.8.8", user=os.geteuid() != 0)

@@ -1,0 +1,66 @@
+"""A command that `bonobofs run` starts reaches listed hosts, and nothing in the sandbox opens others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.sandbox.boxes import POLICY, Box
+from tests.sandbox.network_world import internet_and_host
+from tests.support.world import OrdinaryUser
+
+PROGRAM = """
+import json, os, socket, subprocess, sys
+
+def fetch(*words):
+    done = subprocess.run(["curl", "-q", "-sS", "-m", "20", *words], capture_output=True, text=True)
+    return (done.stdout + done.stderr).strip()
+
+def bind(port):
+    try:
+        socket.socket().bind(("", port))
+        return "bound"
+    except OSError as error:
+        return error.errno
+
+def call(name):
+    end = socket.socket(socket.AF_UNIX)
+    end.connect(os.environ["BONOBOFS_SOCKET"])
+    end.sendall(json.dumps({"call": name, "key": ""}).encode() + b"\\n")
+    return json.loads(end.makefile().readline())["ok"]
+
+print(json.dumps({
+    "proxied": fetch("http://good.test/proxied"),
+    "captured": fetch("--noproxy", "*", "http://good.test/captured"),
+    "refused": fetch("--noproxy", "*", "http://evil.test/"),
+    "alert": fetch("--noproxy", "*", "https://evil.test/"),
+    "ports": [bind(53), bind(80), bind(3128)],
+    "list": os.path.exists(sys.argv[1]),
+    "call": call("network.lists"),
+}))
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("as_root", [False, True])
+def test_a_command_has_the_network_of_its_lists(ordinary_user: OrdinaryUser, tmp_path: Path, as_root: bool) -> None:
+    box = Box(ordinary_user, as_root=as_root)
+    box.write_policy(f'{POLICY}[network]\nallow = ["good.test"]\n')
+    (box.source / "program.py").write_text(PROGRAM)
+    with internet_and_host(tmp_path / "world") as (_, host):
+        box.network = host.enter()
+        done = box.run("/usr/bin/python3", "program.py", box.state / "network.toml")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["proxied"] == "GET /proxied good.test 0"
+        assert found["captured"] == "GET /captured good.test 0"
+        assert "does not admit this host" in found["refused"]
+        assert "denied" in found["alert"]
+        assert found["ports"] == [13, 13, 98]
+        assert not found["list"]
+        assert not found["call"]
+        connections = [entry for entry in box.entries() if entry["operation"] == "connect"]
+    assert [entry["rule"] for entry in connections if entry["details"].get("host") == "good.test"] == ["network"] * 2
+    assert {entry["details"]["port"] for entry in connections if entry["code"] == "NETWORK"} == {80, 443}
