@@ -32,6 +32,7 @@ JAVA = """
 class Fetch { public static void main(String[] a) throws Exception {
   System.out.println(new String(new java.net.URL(a[0]).openStream().readAllBytes())); } }
 """
+TRUST = ["-Djavax.net.ssl.trustStore=TOOLS/trust.p12", "-Djavax.net.ssl.trustStorePassword=testing"]
 PYTHON = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=20).status)"
 NODE = "fetch(process.argv[1]).then(r => console.log(r.status), e => { console.log(e.cause); process.exit(1) })"
 
@@ -43,7 +44,7 @@ CLIENTS: dict[str, Command] = {
     "node": lambda url: ["node", "-e", NODE, url],
     "python": lambda url: ["/usr/bin/python3", "-c", PYTHON, url],
     "go": lambda url: ["TOOLS/fetch", url],
-    "java": lambda url: ["java", "-Djavax.net.ssl.trustStore=TOOLS/trust.p12", "-cp", "TOOLS", "Fetch", url],
+    "java": lambda url: ["java", *TRUST, "-cp", "TOOLS", "Fetch", url],
     "npm": lambda url: ["npm", "view", "x", "--fetch-retries=0", "--registry", f"{url}/"],
     "pip": lambda url: ["/usr/bin/python3", "-m", "pip", "download", "--retries", "0", "-i", url, "x"],
     "cargo": lambda url: ["cargo", "search", "x", "--index", f"sparse+{url}/"],
