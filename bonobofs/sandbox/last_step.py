@@ -6,7 +6,6 @@ few modules, because each start of the sandbox waits for it.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import marshal
@@ -30,6 +29,7 @@ _SCOPES = 3
 """Abstract sockets and signals, from ABI 6."""
 _SIGNALS = 64
 _SIGTTOU = 22
+_MOST_DESCRIPTORS = 1 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -112,10 +112,9 @@ def _attach(streams: list[int], *, terminal: bool) -> None:
 
 def _prepare(config: dict[str, list[str]], numbers: dict[str, int], streams: list[int], status: int) -> None:
     _attach(streams, terminal=bool(numbers["terminal"]))
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd != status:
-            with contextlib.suppress(OSError):  # the descriptor of the listing itself
-                os.close(fd)
+    if status > 3:  # os.closerange closes every descriptor if the range is empty
+        os.closerange(3, status)
+    os.closerange(status + 1, _MOST_DESCRIPTORS)
     os.set_inheritable(status, False)
     _limit(resource.RLIMIT_CORE, 0)
     if numbers["processes"]:
