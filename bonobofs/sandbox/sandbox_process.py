@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import json
 import marshal
 import os
@@ -26,9 +25,7 @@ from bonobofs.system import syscalls
 from bonobofs.system.processes import plain_environment
 
 _SECONDS_TO_START: Final = 10.0
-_COMPILED: Final = importlib.util.cache_from_source(last_step.__file__)
-# The import above has brought the compiled file up to date. To compile the program takes a third of its time.
-_LAST_STEP: Final = _COMPILED if os.path.exists(_COMPILED) else last_step.__file__
+_LAST_STEP: Final = last_step.__file__
 _ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
 _RUN_EGRESS: Final = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.sandbox.egress import main; sys.exit(main())"
