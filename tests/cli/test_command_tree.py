@@ -36,6 +36,10 @@ ACTING: Final = {
     "git merge",
     "worktree add",
     "worktree remove",
+    "network allow",
+    "network disallow",
+    "network reset",
+    "run",
     "db upgrade",
     "db backup",
 }
