@@ -143,9 +143,10 @@ def _check_source(source: Path, account: Account) -> None:
 def _mount(home: Path, request: RunRequest, source: Path, guest: Guest | None, keeper: _Keeper) -> _Workspace:
     if request.issue is not None:
         return _mount_worktree(home, request, source, guest, keeper)
-    runs = home / "runs"
-    runs.mkdir(mode=0o700, exist_ok=True)
-    mountpoint = runs / secrets.token_hex(8)
+    # The mount lets the user of the command search both.
+    for name in ("runs", "homes"):
+        (home / name).mkdir(mode=0o700, exist_ok=True)
+    mountpoint = home / "runs" / secrets.token_hex(8)
     mountpoint.mkdir(mode=0o700)
     keeper.tell(mountpoint=str(mountpoint), removes=True)
     order = MountRequest(
@@ -187,7 +188,6 @@ def _view(home: Path, workspace: _Workspace, account: Account, policy: Run, requ
                 raise UsageError(f"read of [run] names {path}, which covers the {what} {forbidden} or lies inside it")
     kept = home / "homes" / session.agent_id if policy.home == "kept" else None
     if kept is not None:
-        kept.parent.mkdir(mode=0o700, exist_ok=True)
         kept.mkdir(mode=0o700, exist_ok=True)
         os.chown(kept, account.uid, account.gid)
     return View(
