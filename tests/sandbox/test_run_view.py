@@ -1,0 +1,196 @@
+"""What a command sees: the policy's [run], git and why of the session, worktrees, and the tools of the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sandbox.boxes import POLICY, Box
+from tests.support.world import NOBODY, OrdinaryUser
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def box() -> Iterator[Box]:
+    with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
+        yield Box(OrdinaryUser(Path(name)))
+
+
+@pytest.fixture(params=["as a user", "as root for a user"])
+def any_box(request: pytest.FixtureRequest) -> Iterator[Box]:
+    with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
+        yield Box(OrdinaryUser(Path(name)), as_root=request.param == "as root for a user")
+
+
+def lines(ran: subprocess.CompletedProcess[str]) -> list[str]:
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()
+
+
+def make_repository(box: Box) -> None:
+    script = "git init -q -b main && git add -A && git -c user.name=o -c user.email=o@example.org commit -qm first"
+    subprocess.run(["sh", "-c", script], cwd=box.source, user=NOBODY, group=NOBODY, env={**os.environ}, check=True)
+
+
+def test_a_private_home_is_empty_and_a_kept_home_stays(any_box: Box) -> None:
+    script = "cat ~/note 2>/dev/null || echo none; echo kept > ~/note"
+    assert lines(any_box.run("sh", "-c", script)) == ["none"]
+    assert lines(any_box.run("sh", "-c", script)) == ["none"]
+    any_box.write_policy(POLICY + 'home = "kept"\n')
+    assert lines(any_box.run("sh", "-c", script)) == ["none"]
+    assert lines(any_box.run("sh", "-c", script)) == ["kept"]
+
+
+def test_the_policy_shows_paths_read_only_and_passes_variables(box: Box) -> None:
+    tools = box.top / "tools"
+    tools.mkdir()
+    (tools / "hello").write_text("#!/bin/sh\necho hello $WORD $OTHER\n")
+    (tools / "hello").chmod(0o755)
+    hidden = box.run("hello", env={"PATH": f"{tools}:{os.environ['PATH']}"})
+    assert (hidden.returncode, f'read = ["{tools}"]' in hidden.stderr) == (2, True)
+    box.write_policy(POLICY + f'read = ["{tools}"]\nenv = ["WORD", "LD_PRELOAD"]\n')
+    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "WORD": "there", "OTHER": "secret", "LD_PRELOAD": ""}
+    assert lines(box.run("hello", env=variables)) == ["hello there"]
+    changed = box.run("sh", "-c", f"echo x > {tools}/hello || echo refused; env | grep -c LD_PRELOAD", env=variables)
+    assert changed.stdout.splitlines() == ["refused", "0"]
+
+
+@pytest.mark.parametrize("part", ["", "source/below", "home", "home/sessions"])
+def test_a_path_that_covers_the_source_or_the_state_directory_is_refused(box: Box, part: str) -> None:
+    (box.source / "below").mkdir()
+    box.write_policy(POLICY + f'read = ["{box.top / part}"]\n')
+    ran = box.run("true")
+    assert (ran.returncode, "read of [run] names" in ran.stderr) == (2, True)
+    assert box.bonobofs("status").stdout == "nothing is mounted\n"
+
+
+def test_a_source_that_contains_the_home_directory_is_refused(box: Box) -> None:
+    words = box.words("run", box.top, "--", "true")
+    ran = subprocess.run(words, env=box.environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, "lies inside the source" in ran.stderr) == (2, True)
+
+
+def test_a_symlink_to_the_source_shows_the_source_at_its_own_path(box: Box) -> None:
+    link = box.top / "link"
+    link.symlink_to(box.source)
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    words = box.words("run", "--policy", box.policy, link, "--", "sh", "-c", f"pwd; ls {link}")
+    ran = subprocess.run(words, env=box.environment, capture_output=True, text=True, check=False)
+    assert ran.stdout.splitlines() == [str(box.source)]
+    assert "No such file" in ran.stderr
+
+
+def test_git_and_the_guard_socket_work_under_the_path_of_the_source(any_box: Box) -> None:
+    """The agent commits on a branch, and the operator's repository has it afterwards."""
+    make_repository(any_box)
+    any_box.write_policy(POLICY + '[git]\nbranch_prefix = "aidlc/"\n')
+    script = (
+        "git switch -q -c aidlc/work && echo two > b.md && git add b.md && git commit -qm '[gt-1] Add b' && "
+        "git log --oneline | wc -l; cat .bonobofs/whoami.json; getfattr --only-values -n user.bonobofs.why a.md"
+    )
+    ran = any_box.run("sh", "-c", script)
+    first, *rest = lines(ran)
+    assert first.strip() == "2", ran.stderr
+    document, end = json.JSONDecoder().raw_decode("\n".join(rest))
+    assert document["source"] == str(any_box.source)
+    assert json.loads("\n".join(rest)[end:])["allowed"] is True
+    branches = subprocess.run(
+        ["git", "-c", "safe.directory=*", "-C", any_box.source, "log", "--format=%s", "aidlc/work"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert branches.stdout == "[gt-1] Add b\nfirst\n"
+
+
+def test_an_issue_gets_a_worktree_that_is_the_workspace(box: Box) -> None:
+    make_repository(box)
+    options = ("--issue", "gt-7", "--agent", "alice", "--new")
+    script = "pwd; git rev-parse --abbrev-ref HEAD; echo x > made.md; ls"
+    where, branch, *names = lines(box.run("sh", "-c", script, options=options))
+    assert (Path(where).name, branch) == ("work", "aidlc/gt-7")
+    assert names == ["a.md", "attack_programs.py", "made.md"]
+    assert not (box.source / "made.md").exists()
+    assert box.bonobofs("status").stdout == "nothing is mounted\n"
+    assert box.run("true", options=("--issue", "gt-7")).returncode == 2
+
+
+def test_two_runs_beside_each_other_share_nothing(box: Box) -> None:
+    """Each has its own processes, home and /tmp; both see the source."""
+    count = "ps -eo comm= | grep -c '^sleep$'"
+    script = f"echo 1 > /tmp/one; echo 1 > ~/one; echo begun; read line; {count}"
+    first = subprocess.Popen(
+        box.run_words("sh", "-c", "sleep 54321 & " + script),
+        env=box.environment,
+        cwd=box.source,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stdout is not None
+    assert first.stdout.readline() == "begun\n"
+    second = box.run("sh", "-c", f"ls /tmp ~; {count}; echo shared > shared.md")
+    assert "one" not in second.stdout.split()
+    assert second.stdout.split()[-1] == "0"
+    out, _ = first.communicate("go\n", timeout=60)
+    assert out.split()[-1] == "1"
+    assert (box.source / "shared.md").read_text() == "shared\n"
+
+
+TOOLS = {
+    "gcc and make": r"""
+printf 'int main(){return 0;}' > x.c
+printf 'x: x.c\n\tgcc -o /tmp/x x.c && /tmp/x && echo built\n' > m
+make -f m""",
+    "go": r"""
+export GOFLAGS=-mod=mod GOCACHE=/tmp/go
+printf 'package main\nfunc main(){println(1)}' > x.go
+go run x.go""",
+    "node with workers": r"""
+printf 'const w = require("worker_threads");\nif (w.isMainThread) new w.Worker(__filename);' > w.js
+node w.js""",
+    "java": r"""
+printf 'class X{public static void main(String[] a){System.out.println(3);}}' > X.java
+java X.java""",
+    "multiprocessing": "python3 -c 'import multiprocessing as m; print(m.Pool(2).map(abs,[-4]))'",
+    "SQLite WAL": 'python3 -c \'import sqlite3 as s; s.connect("x.db").execute("pragma journal_mode=wal")\'',
+    "strace": "strace -f -o /tmp/trace true && grep -c execve /tmp/trace",
+    "gdb": "gdb -q -batch -ex run -ex bt /bin/true 2>&1 | grep -o 'exited normally'",
+    "flock": "flock /tmp/lock -c 'echo locked'",
+    "ssh-keygen": "ssh-keygen -q -t ed25519 -N '' -f ~/key && ls ~",
+    "a server on localhost": r"""
+python3 -m http.server 8123 --bind 127.0.0.1 >/dev/null 2>&1 &
+until curl -s --noproxy '*' http://127.0.0.1:8123/a.md; do sleep 0.1; done""",
+    "tmux": "tmux -L x new-session -d 'sleep 5' && tmux -L x ls",
+    "vim": "vim -u NONE -es -c 's/a/b/' -c wq a.md && grep b a.md",
+    "venv": "python3 -m venv --without-pip /tmp/v && /tmp/v/bin/python -c 'print(5)'",
+    "git in HOME": "cd; git init -q x && git -C x -c user.name=a -c user.email=a@b.c commit -q --allow-empty -m x",
+}
+
+
+@pytest.fixture(scope="module")
+def outputs() -> Iterator[dict[str, str]]:
+    """Run all tools in one sandbox."""
+    with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
+        box = Box(OrdinaryUser(Path(name)))
+        box.write_policy('default = "allow"\nhidden = ["**"]\n')
+        for number, script in enumerate(TOOLS.values()):
+            path = box.source / f"tool{number}.sh"
+            path.write_text(script + "\n")
+            path.chmod(0o755)
+        loop = 'for n in $(seq 0 14); do sh tool$n.sh > /tmp/out 2>&1; echo "=$?"; cat /tmp/out; done'
+        ran = box.run("bash", "-c", loop)
+        parts = ran.stdout.split("=")[1:] if ran.returncode == 0 else []
+        yield dict(zip(TOOLS, parts, strict=False))
+
+
+@pytest.mark.parametrize("tool", sorted(TOOLS))
+def test_a_tool_works_in_the_sandbox(outputs: dict[str, str], tool: str) -> None:
+    assert outputs.get(tool, "").startswith("0\n"), outputs.get(tool)
