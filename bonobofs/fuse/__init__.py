@@ -1,1 +1,1 @@
-"""The mount: the kernel's FUSE protocol spoken in plain Python, over a source directory, through the guard."""
+"""The mount: the kernel's FUSE protocol in plain Python, over a source directory; the enforcer judges changes."""

@@ -20,7 +20,7 @@ _SLOTS: Final = 512
 _LONGEST: Final = 3_000_000
 """Nanoseconds after which a lock expires."""
 _GRACE: Final = 10_000
-"""Nanoseconds in which a server that found the slot free still appends."""
+"""Nanoseconds that a server waits after it took a slot: another server may have seen the slot free just before."""
 
 
 PAGE: Final = mmap.PAGESIZE

@@ -56,7 +56,7 @@ _CAPABILITY: Final = b"security.capability"
 WHY: Final = b"user.bonobofs.why"
 """The extended attribute that explains whether the path may be written."""
 _WHY_NAME: Final = WHY + b"."
-"""Prefix of the attribute of a directory that explains it for a name in it. The name need not exist."""
+"""Prefix of attributes of a directory. A name follows, which need not exist; the value is its decision."""
 
 
 _NO_NAMES: Final = ("", ".", "..")

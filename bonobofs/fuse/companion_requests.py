@@ -63,7 +63,7 @@ Document = dict[str, Any]
 
 
 class _InFlight(NamedTuple):
-    """A change of the companion without outcome."""
+    """A change by the companion that has no outcome yet."""
 
     admission: Admission
     paths: frozenset[str]
@@ -120,7 +120,7 @@ class RemoteAuthorization:
         )
 
     def handle(self, kind: MessageKind, body: bytes, send: Send) -> bool:
-        """Handle and answer a request; False: the message is none."""
+        """Handle and answer a request. False: the message is not a request."""
         if kind is MessageKind.ENDED:
             self._end(json.loads(body), send)
         elif kind is MessageKind.BARRIER:
@@ -151,7 +151,7 @@ class RemoteAuthorization:
 
     @contextmanager
     def own_change(self) -> Iterator[None]:
-        """A thread of the mount changes a file: a new lease snapshot is acknowledged after that."""
+        """Context of a change that a thread of the mount makes. A new lease snapshot is acknowledged after its end."""
         self._last_own -= 1
         number = self._last_own
         self._in_threads.add(number)
@@ -162,7 +162,7 @@ class RemoteAuthorization:
             self._acknowledge_after(number)
 
     def abort_all(self) -> None:
-        """The companion is dead: record that the outcomes of its changes are unknown. Never raises."""
+        """After the death of the companion: record that the outcomes of its changes are unknown. Never raises."""
         self._snapshots.clear()
         if taken := self._grants.end_all():
             with suppress(TrailError):
@@ -372,7 +372,7 @@ class CompanionRequests:
             self._trail.alert(reason, operation="companion", details={"deaths": deaths})
 
     def on_death(self) -> None:
-        """The companion's process has ended, so that its changes go no further."""
+        """End the changes of the companion, whose process is dead and can no longer make them."""
         self._authorization.abort_all()
 
     def attach(self, companion: Companion) -> None:
@@ -414,7 +414,7 @@ class CompanionRequests:
             self._authorization.abort_all()
             return
         self._await_changes()
-        # The first flush brings changes of the source, the second what the companion makes of the suspects among them.
+        # The first flush brings changes of the source. The second brings the result of attributing their suspects.
         for _ in range(2):
             self._handle_all(self._companion.flush_messages())
         self._companion.end()
@@ -444,7 +444,7 @@ class CompanionRequests:
 
     def _handle_request(self, kind: MessageKind, body: bytes) -> bool:
         if kind is MessageKind.AUTHORIZE or kind is MessageKind.ENDED:
-            self._send_suspects()  # as long as the same changes are in flight
+            self._send_suspects()  # before the set of changes in flight changes, which decides about suspects
         companion = self._companion
         if kind is MessageKind.GRANT and companion is not None:
             self._authorization.fds.append(companion.take_fd())
@@ -543,7 +543,7 @@ class CompanionRequests:
         )
 
     def update_caching(self, blocked: int) -> None:
-        """Let the kernel cache nothing while `blocked` notifications have not returned. TrailError: not recorded."""
+        """Turn kernel caching off while `blocked`, the number of blocked notifications, is not 0. TrailError."""
         if (self._caches is None) == (blocked == 0):
             return
         self._caches = _CACHES_BLOCKED if blocked else None
@@ -557,7 +557,7 @@ class CompanionRequests:
             self._trail.event("caches")
 
     def _on_status(self, status: CompanionStatus) -> None:
-        """A new companion watches the source: compare everything with what the kernel caches."""
+        """Handle the status of a new companion: compare the whole source with what the kernel caches."""
         self._resume_watch(status)
         self._trail.event("companion", {"watch": self._watch or WATCHING})
 

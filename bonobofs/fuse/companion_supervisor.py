@@ -70,7 +70,7 @@ class Companion:
         return self._channel.fileno()
 
     def await_status(self) -> CompanionStatus:
-        """Its status. A companion that ends, or takes too long, watches nothing."""
+        """Its status. If it ends or takes too long, return a status that says why the source is not watched."""
         try:
             deadline = time.monotonic() + START_SECONDS
             while messages := self._receive_until(deadline):

@@ -17,7 +17,7 @@ from typing import Final
 _DEVICE: Final = Path("/dev/cpu_dma_latency")
 _DRIVER: Final = Path("/sys/devices/system/cpu/cpuidle/current_driver")
 MAX_PROCESSORS: Final = 8
-"""Each change of the request interrupts every idle processor: with more of them it costs what it saves."""
+"""Maximum of processors for which the request pays: each change of it interrupts every idle processor."""
 _POLL: Final = struct.pack("=i", 0)
 _NO_LIMIT: Final = struct.pack("=i", 2_000_000_000)
 """Microseconds that waking may take."""
@@ -58,7 +58,7 @@ class CpuLatency:
             self._is_polling = False
 
     def check(self, served: int) -> None:
-        """Let processors halt if no request was served since the last call, as one may hang. From another thread."""
+        """Let processors halt if no request was served since the last call: the server may hang. Any thread."""
         if served == self._served:
             self.allow_halt()
         self._served = served

@@ -116,7 +116,7 @@ class DirOps:
         return b"".join(out)
 
     def _entry(self, node: Node, upper_dir: UpperDir | None, name: bytes, following: int) -> bytes:
-        """Return the entry of a listed name. It is empty if each user must look the name up, or if it was removed."""
+        """Return the entry of a listed name. It is empty for a removed name, or if the kernel must look the name up."""
         repository = self._mount.repository
         try:
             if is_behind(following) and (staged := self._staged.staged_at(node, name)) is not None:

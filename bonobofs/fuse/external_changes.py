@@ -34,7 +34,7 @@ _SECONDS_AT_ONCE: Final = 0.01
 
 
 def fingerprint_of(st: os.stat_result) -> int:
-    """Return change time and size in one number. Code that runs in every request writes it out."""
+    """Return change time and size in one number. Code of the hot path repeats the expression to avoid a call."""
     return st.st_size << 62 | st.st_ctime_ns
 
 
@@ -127,7 +127,7 @@ class ExternalChanges:
     def __init__(self, inodes: InodeTable, source: FdCache, notifications: Notifications) -> None:
         self.own_effects: Final = OwnEffects()
         self.watched = False
-        """Whether another process judges suspects."""
+        """Whether the companion watches the source and attributes suspects."""
         self.thread_changes: Final[dict[int, str]] = {}
         """Paths, by inode number, of files whose content a thread changes for the mount."""
         self._notifications: Final = notifications
@@ -137,7 +137,7 @@ class ExternalChanges:
         self._to_compare: list[Node] = []
         """Nodes to invalidate and compare, the next one last."""
         self._invalidates_names = False
-        """Whether names are invalidated one by one."""
+        """Whether names are invalidated one by one, because the kernel is too old to invalidate all."""
         self._invalidates_later = False
         """Whether `compare_slice` must still invalidate the nodes."""
         self._replaced: dict[tuple[int, bytes], None] = {}
@@ -155,7 +155,7 @@ class ExternalChanges:
     def check_first_lookup(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> None:
         """Report a recent external change of a file that the kernel does not know yet.
 
-        The watcher's event will find the file as the kernel has it, so it would not be reported later.
+        The watcher's event comes too late to report it: by then the kernel has the changed state.
         """
         if not self.watched or node.layer or node.is_dir:
             return
@@ -167,8 +167,9 @@ class ExternalChanges:
             self._add_suspect(self._inodes.path(node), MODIFIED, st)
 
     def may_be_replaced(self, parent: Node, name: bytes, st: os.stat_result) -> bool:
-        """Whether this regular file was recently changed, or replaced externally before, and may be replaced
-        soon.
+        """Whether another process may soon replace this regular file.
+
+        It may if the file was changed recently, or was replaced externally before.
         """
         if parent.layer or not stat.S_ISREG(st.st_mode):
             return False
@@ -279,7 +280,7 @@ class ExternalChanges:
             self._add_suspect(path, MODIFIED, st)
 
     def _stat_name(self, directory: Node | None, path: bytes, name: bytes) -> os.stat_result | None:
-        """Return the stat of the name: at the directory's path in the table, else at the watcher's."""
+        """Return the stat of the name. Try the directory's path in the node table, then the path from the watcher."""
         places = [path]
         if directory is not None:
             own_path = os.fsencode(self._inodes.path(directory))

@@ -1,7 +1,7 @@
-"""The cache of open descriptors of one layer: opened beneath its root, verified against the node, closed by rule.
+"""The cache of open descriptors of one layer. Each is opened beneath the root and verified against its node.
 
-A node is opened by its directory's descriptor and its name, beneath a descriptor of the source from before the mount.
-The result is then compared with the node, because another process may have replaced the file or moved the directory,
+A node is opened by name in its directory, beneath a descriptor of the source that was opened before the mount. The
+result is then compared with the node, because another process may have replaced the file or moved the directory,
 which RESOLVE_BENEATH does not detect. A mismatch is ESTALE, and the kernel looks the name up again.
 
 The kernel sends no RELEASE, because OPEN is answered with ENOSYS. Descriptors that could not be opened again are kept
@@ -158,7 +158,7 @@ class FdCache:
         return st
 
     def choose_reachable_name(self, node: Node) -> None:
-        """Give the node another name if its directory was forgotten, so that renames of that directory are followed."""
+        """Give a node with a forgotten directory a name in a known one, because renames of that one are followed."""
         for parent, name in self._inodes.links(node.ino):
             if parent.lookups > 0:
                 try:
@@ -344,8 +344,8 @@ class FdCache:
     def _keeps_removed(self, node: Node) -> bool:
         """Whether the file was removed or replaced externally while a descriptor is open.
 
-        If so, the descriptor is kept until FORGET, so that programs read the old file to its end. A file that still has
-        a name was moved, perhaps under other rules, and does not count.
+        If it was, detach the node and keep the descriptor until FORGET, so that programs read the old file to its end.
+        A file that still has a name was moved, perhaps under other rules, and does not count.
         """
         if node.kind is not Kind.FILE or node.fd < 0 or self.is_full or os.fstat(node.fd).st_nlink:
             return False
@@ -499,7 +499,7 @@ class FdCache:
     def nodes_to_prune(self) -> list[Node]:
         """Return the oldest nodes that keep a descriptor, if they are more than the cache may have.
 
-        Most are open in no program. If their entries are invalidated, the kernel forgets those.
+        Most of them are open in no program. The kernel forgets these if their entries are invalidated.
         """
         if len(self._kept) <= self._cache or self._kept_count < self._prune_due:
             return []
@@ -510,7 +510,7 @@ class FdCache:
         return some
 
     def close_idle(self) -> None:
-        """Close descriptors that were not used since the last call but one."""
+        """Close descriptors that were not used since the previous call."""
         self.close_released()
         self._prune_due = 0
         for node in [node for node in self._open.values() if node.used < self._quiet_since]:
@@ -546,7 +546,7 @@ class FdCache:
     def keep_open_before_mode(self, node: Node, mode: int) -> None:
         """Keep the file open if the new mode will not let its owner open it again.
 
-        A program's open file works the same way.
+        As with any file system, a program that has the file open can then still use it.
         """
         if self.privileged or (node.keeps_fd and node.access == R | W):
             return

@@ -128,7 +128,7 @@ class GitGrants:
         return True
 
     def hides(self, path: WorkspacePath, st: os.stat_result) -> bool:
-        """Whether the removal of this file is the first half of its replacement. If so, hide the name in the mount."""
+        """Hide the name in the mount if its removal is the first half of a granted replacement; return whether so."""
         grant = self.files.get(path)
         if grant is None or grant.mode == GONE or path in self.published or path in self.hidden:
             return False

@@ -508,6 +508,6 @@ class KernelTransport:
 
 _SYNCS: Final = (p.Opcode.FSYNC, p.Opcode.FSYNCDIR)
 _COPIES: Final = (p.Opcode.COPY_FILE_RANGE, p.Opcode.COPY_FILE_RANGE_64)
-"""One copy follows the other, so a request that was deferred for a copy is served before the next one."""
+"""Deferred while any request is deferred. Else a request that waits for one copy would wait for the next one too."""
 _JUDGED: Final = (p.Opcode.RENAME, p.Opcode.RENAME2)
 _SILENT: Final = frozenset(opcode for opcode, role in p.ROLES.items() if role is p.Role.SILENT)

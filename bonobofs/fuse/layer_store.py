@@ -289,7 +289,7 @@ class LayerStore(FdCache):
         return fd
 
     def fill(self, fd: int, stage: int, at: int, length: int, permit: Permit) -> Iterator[Callable[[], object]]:
-        """Yield the system calls that write `length` bytes at `at` of the file `stage` to an empty file."""
+        """Yield the system calls that copy `length` bytes, from offset `at` of the file `stage`, to an empty file."""
         while (done := os.lseek(fd, 0, os.SEEK_CUR)) < length:
             yield partial(os.sendfile, fd, stage, at + done, min(length - done, _MOST_SENT))
             if os.lseek(fd, 0, os.SEEK_CUR) == done:

@@ -212,7 +212,7 @@ class MountContext:
         return any(is_within(WorkspacePath(path), tree) for tree in self.moving_trees)
 
     def is_long(self, size: int) -> bool:
-        """Whether a thread makes a change of `size` bytes. Busy: the maximum of threads is reached."""
+        """Whether a change of `size` bytes is so large that a thread makes it. Busy: all threads are in use."""
         if size > INLINE and len(self.external_changes.thread_changes) >= _IN_THREADS:
             raise Busy
         return size > INLINE
@@ -264,7 +264,7 @@ class MountContext:
         """
         store = parent.store
         if store.place:
-            # Every lookup of a loose object passes through its directory. git gc may remove any other name at any time.
+            # Only directories of loose objects are cached: each object is looked up in one. git gc may remove the rest.
             return p.believed_for(
                 UNWATCHED_SECONDS if len(name) == _FAN_OUT else UNCACHED_SECONDS, self._known_entry(parent, name, st)
             )
@@ -299,7 +299,7 @@ class MountContext:
         return bool(self.grants.hidden) and self.join(parent, name) in self.grants.hidden
 
     def is_secret(self, parent: Node, name: bytes, reader: Header | None = None) -> bool:
-        """Whether the policy hides this name of the source. The trail gets the denial of a `reader`."""
+        """Whether the policy hides this name of the source. If it does, record a denial for `reader`, unless None."""
         policy = self.enforcer.policy
         if not policy.secrets or parent.layer or parent.store.place:
             return False

@@ -118,7 +118,7 @@ class OverlayOps:
     def resolve(
         self, header: Header, node: Node, st: os.stat_result, change: RelatedChange
     ) -> tuple[Node, os.stat_result, Permit]:
-        """Ask for the permit of a change of a node. Return the node in the permit's layer, its stat, and the permit.
+        """Get the permit for a change of a node. Return the node in the permit's layer, its stat, and the permit.
 
         Raises: Refused; WrongLayerError.
         """
@@ -135,7 +135,7 @@ class OverlayOps:
         return node, node.store.stat(node), permit
 
     def copy_up(self, header: Header, node: Node, permit: Permit, *, at_once: bool = False) -> Node:
-        """Copy a node of the source to the overlay, where the permit is for. Return the node to change.
+        """Copy a node of the source to the overlay, before a change of it there. Return the node to change.
 
         Raises: WrongLayerError if the permit is not for the overlay, or the node is in another layer than the source;
         Refused if there is no space for it; Busy if a thread copies it first, because it is large and not needed
@@ -165,7 +165,7 @@ class OverlayOps:
         return node
 
     def _copy_up_first(self, node: Node, permit: Permit) -> Steps:
-        """Copy a file up before the request for it is served. That request gets the error of the copy."""
+        """Copy a file up before the request that needs it is served. If the copy fails, that request gets its error."""
         try:
             return (yield from self._copy_up(node, permit))
         except OSError as error:

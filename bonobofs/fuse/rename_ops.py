@@ -66,9 +66,9 @@ class RenameOps:
             raise
 
     def _rename_in_a_layer(self, header: Header, source: End, target: End, flags: int) -> Steps:
-        """Rename in the source, or in the overlay if a verdict or a directory is there.
+        """Rename in the source, or in the overlay if a permit is for the overlay or a directory is in it.
 
-        EXDEV: only some of the verdicts are for the overlay.
+        EXDEV: the rename would cross layers (`_layer_of_move`).
         """
         exchange = bool(flags & syscalls.RENAME_EXCHANGE)
         source, target, permits = yield from self._judge_move(header, source, target, exchange=exchange)
@@ -104,7 +104,7 @@ class RenameOps:
         return Layer.SCRATCH
 
     def _check_source_ends(self, source: End, target: End, *, exchange: bool) -> None:
-        """EXDEV: an exchange of directories with upper directories. EBUSY: the companion uses a directory."""
+        """Raise EXDEV for an exchange of directories that have upper directories, EBUSY for one that is in use."""
         ends = (source, target) if exchange else (source,)
         if exchange and any(next(self._mount.overlay.upper_dirs_below(end.path), None) for end in ends):
             raise os_error(errno.EXDEV)
@@ -166,7 +166,7 @@ class RenameOps:
         exchange = bool(flags & syscalls.RENAME_EXCHANGE)
         if flags & syscalls.RENAME_NOREPLACE and target.st is not None:
             raise os_error(errno.EEXIST)
-        at_once = _moves_directory((source, target))  # what was judged in slices holds in this slice only
+        at_once = _moves_directory((source, target))  # the checks of a directory hold in this slice only
         source = self._copied_up_end(header, source, permits[0], at_once=at_once)
         if exchange:
             target = self._copied_up_end(header, target, permits[0], at_once=at_once)
@@ -246,10 +246,10 @@ class RenameOps:
     ) -> Generator[None, None, tuple[End, End, list[Permit]]]:
         """Authorize everything that a rename moves. Return the two ends as they are afterwards, and their permits.
 
-        What is below a directory is authorized in slices. Until it ends, requests that would change what it checks wait
-        (`moving_trees`). It starts again when the policy, the leases, or an end of the rename have changed, or the
-        companion has made a change. The caller makes the change in the same slice, so nothing comes between the last
-        check and the change. EBUSY: it started too often.
+        The content of a directory is authorized in slices. Meanwhile, requests that would change that content wait
+        (`moving_trees`). The authorization starts again if the policy, the leases or an end of the rename changed, or
+        the companion made a change. The caller renames in the slice of the last check, so nothing comes in between.
+        EBUSY: the authorization was restarted too often.
         """
         ends = (source, target) if exchange else (source,)
         if not _moves_directory(ends):
@@ -275,7 +275,7 @@ class RenameOps:
         raise os_error(errno.EBUSY)
 
     def _judge_ends(self, header: Header, source: End, target: End, *, exchange: bool) -> list[Permit]:
-        """Return the permits for the names of the two ends: first for the source's."""
+        """Return the permits for the names of the two ends. The first is for the old name."""
         assert source.st is not None
         leaving = RelatedChange(Request(Operation.RENAME, source.path, kind_of(source.st.st_mode)), LEAVES)
         changes = [leaving, self._arriving_end(source, source.st, target.path)]
@@ -328,7 +328,7 @@ class RenameOps:
         return self._mount.arriving_change(Operation.RENAME, path, origin.directory, origin.name, st)
 
     def _changes_below(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange | None]:
-        """Yield two changes for everything below a moved directory: it leaves its path and appears at another.
+        """Yield two changes for each name below a moved directory: it leaves its path, and appears at another.
 
         None: other requests may be served.
         """
@@ -369,7 +369,7 @@ def _arriving_in_overlay(path: WorkspacePath, context: Context) -> RelatedChange
 
 
 def _leading(directory: int, name: bytes, st: os.stat_result) -> Context:
-    """Return a context for an existing file of the overlay, with the target if it is a symlink."""
+    """Return the context of an existing file of the overlay, with its target if it is a symlink."""
     if not stat.S_ISLNK(st.st_mode):
         return EXISTS
     return EXISTS._replace(target=os.fsdecode(os.readlink(name, dir_fd=directory)))

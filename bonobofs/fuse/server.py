@@ -53,7 +53,7 @@ from bonobofs.state.home import GUARD_SOCKET, INSIDE, denials_path
 from bonobofs.system import syscalls
 
 TIDY: Final = 1.0
-"""Seconds between two rounds of settling, syncing and closing what is idle."""
+"""Seconds between two rounds of housekeeping: record idle writes, sync the trail, close idle descriptors."""
 _SOON: Final = 0.005
 """Seconds between two rounds while external changes remain to be compared."""
 _FIRST_LEASES_SECONDS: Final = 10.0
@@ -66,7 +66,7 @@ _MAX_CACHED: Final = 4096
 
 
 class Server:
-    """One mount."""
+    """The server of one mount, from the mount to the end of the trail."""
 
     _whoami_cache: tuple[str, bytes] = ("", b"")
     """Digest of the policy, and `whoami.json` for it: json.dumps with an indent leaves reference cycles."""
@@ -212,7 +212,7 @@ class Server:
         return b"".join(lines)
 
     def run(self) -> int:
-        """Serve until the mount ends, then settle and close the trail; the exit status."""
+        """Serve until the mount ends, then record all outcomes and close the trail; the exit status."""
         self._install_signals()
         self._transport.handshake(watched=self._watched)
         self._supervisor.listen()
@@ -306,7 +306,7 @@ class Server:
         return _SOON if self._has_more else TIDY
 
     def _settle_quiet(self, now: float) -> bool:
-        """Settle idle writes, or after SIGUSR1 all of them. True: there are more."""
+        """Record the outcomes of idle writes; after SIGUSR1, of all writes. True: there are more."""
         try:
             if not self._settle_requested:
                 return self._enforcer.flush_idle(now)
@@ -396,9 +396,9 @@ def _policy(config: SessionConfig) -> Policy:
 
 
 def _source_store(root: int, inodes: InodeTable, limit: int) -> LayerStore:
-    """The store of the source, with 13 of 16 descriptors; the scratch layer has 3. A cache gives way to other use.
+    """The store of the source. It may use 13/16 of the descriptors, the scratch layer 3/16.
 
-    Temporary files take half at most, so that some are left for files that are removed while they are open.
+    Staged files may use half of all, so that some are left for files that are removed while they are open.
     """
     return LayerStore(root, inodes, cache=min(limit // 4, _MAX_CACHED), pins=limit // 2 + limit // 16)
 

@@ -55,7 +55,7 @@ class SessionUser(NamedTuple):
 
 
 class SessionGitDir:
-    """What one mount shows of git."""
+    """The session's `.git` and the object stores of the source, as one mount shows them."""
 
     def __init__(
         self, root: LayerStore, stores: dict[bytes, LayerStore], common: int, person: SessionUser, *, shared: bool
@@ -211,7 +211,7 @@ class BranchMirrorOps:
         self._mirrored: dict[str, bytes | None] = {}
 
     def is_mirrored(self, parent: Node, name: bytes) -> bool:
-        """Whether the name is a protected branch. If so, it has the source's value afterwards."""
+        """Whether the name is a protected branch. If it is, first update it to the source's value."""
         if self._branches is None or not parent.layer:
             return False
         path = self._mount.join(parent, name)

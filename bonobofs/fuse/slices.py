@@ -59,7 +59,7 @@ class Busy(Exception):  # noqa: N818 - never an answer: the request is served ag
     """The request would change what a long one is checking or changing."""
 
     def __init__(self, first: Steps | None = None) -> None:
-        """`first` is work without a reply, which the transport starts at once; the request is served after it."""
+        """`first` is work without a reply. The transport starts it at once, and serves the request after it."""
         super().__init__()
         self.first: Final = first
 
