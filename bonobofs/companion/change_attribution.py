@@ -91,7 +91,7 @@ class ChangeAttribution:
         burst, self._suspects = self._suspects, {}
         # A file that was created and removed within the burst has changed nothing.
         suspects = {path: one for path, one in burst.items() if not (one.kinds & BEGAN and one.size == _ABSENT)}
-        # A lock of the index changes nothing; a burst may end while git holds it. What git writes shows as the index.
+        # git's lock file of the index may still exist when a burst ends. Its content shows when it becomes the index.
         suspects.pop(f"{_INDEX}.lock", None)
         if _INDEX in suspects and self.index.is_refresh():
             del suspects[_INDEX]
@@ -130,11 +130,11 @@ class GitIndex:
         self._content = self._read()
 
     def update(self) -> None:
-        """Keep the present content, which a publication of the session may have written."""
+        """Read the index for later comparison, after a publication of the session may have written it."""
         self._content = self._read()
 
     def is_refresh(self) -> bool:
-        """Whether mode, object, flags and path of each entry are those of the content kept; keep the present one."""
+        """Read the index. Return whether all entries have the mode, object, flags and path of the previous read."""
         before, self._content = self._content, self._read()
         if before is None or self._content is None:
             return False

@@ -251,6 +251,7 @@ class GitWorker:
         return moved
 
     def _keep(self) -> None:
+        """Store the worker directory and the last HEAD for the next companion."""
         write_document(self._file, {"directory": self._directory, "head": self._head})
 
     def _send(self, document: dict[str, Any], descriptors: Sequence[int] = ()) -> None:

@@ -66,7 +66,7 @@ class LeaseForwarder:
         self._thread.start()
 
     def on_applied(self, number: int) -> None:
-        """The server judges by that snapshot now."""
+        """Accept the server's message that it judges by snapshot `number` now."""
         self._applied.put(number)
 
     def stop(self) -> None:

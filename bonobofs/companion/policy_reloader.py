@@ -56,7 +56,7 @@ class PolicyReloader:
             self.load(always=False)
 
     def load(self, *, always: bool = True) -> None:
-        """Load the policy and send it to the server; with `always`, also if it says the same as before."""
+        """Load the policy and send it to the server; with `always`, even if its meaning is unchanged."""
         if self._file is None:
             return
         from bonobofs.session import registration  # noqa: PLC0415 - loads pydantic

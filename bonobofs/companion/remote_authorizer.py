@@ -117,7 +117,7 @@ class RemoteAuthorizer:
         return admission
 
     def authorize_judged(self, request: Request, document: dict[str, Any]) -> Admission | None:
-        """`authorize` with the fields of AUTHORIZE. None: the `generation` that judged the related changes is over."""
+        """As `authorize`, with the fields of AUTHORIZE. None: the `generation` of `document` is outdated."""
         number, reply = self._ask(MessageKind.AUTHORIZE, document)
         if "stale" in reply:
             return None

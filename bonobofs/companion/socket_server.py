@@ -32,7 +32,7 @@ from bonobofs.system import syscalls
 
 MAX_CONNECTIONS: Final = 64
 MAX_LINE: Final = 16 << 20
-"""Bytes of a call, its newline aside."""
+"""Bytes of a call, without its newline."""
 _MAX_MEMORY: Final = 64 << 20
 """Bytes of all connections together."""
 _TIMEOUT: Final = 10.0
@@ -63,7 +63,7 @@ _NAME: Final = re.compile(rb'\s*\{\s*"call"\s*:\s*"([a-z_.]{1,64})"')
 _MAX_LOGGED: Final = 200
 
 Impersonate = Callable[[], AbstractContextManager[object]]
-"""As `MAKER` of bonobofs.files.workspace: entered while a file is made, to make it as the caller."""
+"""Context in which a thread creates a file as the caller; see `MAKER` of bonobofs.files.workspace."""
 Handler = Callable[[Impersonate, str, dict[str, Any], list[int]], Any]
 """Called with the name, the arguments and the descriptors of a call, which the server closes afterwards."""
 

@@ -59,7 +59,7 @@ class MessageKind(enum.IntEnum):
     the policy and leases by which the server judges now."""
     AUTHORIZE = 21
     """{"question", "related"} and the fields of `ChangeRecord`; a permitted change is in flight until ENDED. With
-    "generation", by which the companion judged the related changes: "stale" if that is over."""
+    "generation", the companion has judged the related changes; the reply is "stale" if the server has a newer one."""
     ENDED = 22
     """{"admission", "error", "reason", "written", "details"}: the outcome of a change. The reply comes when the mount
     shows it."""
@@ -84,7 +84,7 @@ class MessageKind(enum.IntEnum):
 
 
 class CompanionStatus(NamedTuple):
-    """How a companion stands once it has started."""
+    """The state of a companion after its start."""
 
     watch: str
     """Why the source is not watched; "" if it is."""

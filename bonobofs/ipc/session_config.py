@@ -107,7 +107,7 @@ class SessionConfig(NamedTuple):
 
 
 class CompanionConfig(NamedTuple):
-    """What the server tells a companion at its start."""
+    """The configuration that the server sends to a companion at its start."""
 
     session: SessionConfig
     """With the policy in force. Without `tracked`, `out_of_band` and `strays`, which may be large."""
