@@ -46,8 +46,8 @@ _FORM: Final = struct.Struct(f"={ALERT_DENIALS + 1}d")
 """The shared file: time of the last alert, then of the last denials, oldest first; CLOCK_BOOTTIME, 0 for none."""
 _NONE: Final = (0.0,) * (ALERT_DENIALS + 1)
 _RETRIES: Final = (True, True, True, False)
-"""Answers to `locked`: it tries four times. A holder needs the lock for microseconds. A stopped one must not block a
-mount."""
+"""Results of the callback `retry` of `locked`: four tries. A process holds the lock for microseconds, and a stopped
+process must not block a mount."""
 _MOST_DIRECTORIES: Final = 64
 _OPTIONAL_LOCKS: Final = frozenset(
     ("index.lock", "gc.pid.lock", "maintenance.lock", "commit-graph.lock", "commit-graph-chain.lock")

@@ -186,8 +186,8 @@ class Enforcer:
     ) -> Admission:
         """Authorize the change that `request` and all `parts` describe together, and record its intent.
 
-        A permit in place of a context or part is one that `permit` has returned since the policy or the leases changed.
-        `size` is the number of its bytes, for the record. `action` is create, modify or delete; "" means the action of
+        A `Permit` in place of a context or part must be from `permit`, under the present policy and leases. `size` is
+        the number of bytes of the change, for the record. `action` is create, modify or delete; "" means the action of
         the operation. `layer` is the layer that the caller is about to change; None: the layer of the permit. `guard`
         is file, git or beads. `sync`: the intent is on the disk when this returns.
 

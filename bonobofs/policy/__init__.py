@@ -1,1 +1,1 @@
-"""The policy: the document that a person writes, and the pure engine that decides by it."""
+"""The policy: the document that the operator writes, and the pure engine that decides by it."""

@@ -25,7 +25,7 @@ EVERYTHING: Final = "*"
 _LONGEST: Final = 253
 _LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
-"""Last labels by which getaddrinfo(3) reads a name as an IPv4 address: `2130706433`, `0x7f000001`, `0177.1`."""
+"""A last label with which getaddrinfo(3) reads a name as an IPv4 address: `2130706433`, `0x7f000001`, `0177.1`."""
 _PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
 _RESERVED: Final = tuple(
     ip_network(text)
@@ -40,7 +40,7 @@ _RESERVED: Final = tuple(
         "168.63.129.16/32",
     )
 )
-"""Global by `ipaddress`, but each leads to another address: IPv4-compatible, NAT64, Teredo, 6to4, site-local, and the
+"""Not public, although `ipaddress` calls them global: IPv4-compatible, NAT64, Teredo, 6to4, site-local, and the
 metadata service of Azure."""
 
 Address = IPv4Address | IPv6Address
@@ -50,7 +50,7 @@ class AllowEntry(NamedTuple):
     """One entry of a list."""
 
     host: str
-    """Canonical name or address; of a wildcard the name below which it admits names."""
+    """Canonical name or address. For a wildcard, the name after `*.`."""
     port: int
     """0: the ports DEFAULT_PORTS."""
     wildcard: bool
@@ -127,9 +127,9 @@ def split_port(text: str) -> tuple[str, int]:
 
 
 def canonical_host(text: str) -> str | None:
-    """Return a name in lower case without its final dot, or an address in its shortest form; None: it is neither.
+    """Return a name in lower case without its final dot, or an address in its shortest form.
 
-    A name has letters, digits, `-` and `_`. A name that getaddrinfo(3) would read as an address is none.
+    A name has letters, digits, `-` and `_`. None: neither, or a name that getaddrinfo(3) would read as an address.
     """
     address = parse_address(text)
     if address is not None:

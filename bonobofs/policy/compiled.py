@@ -198,10 +198,10 @@ class Policy:
     protect: Matcher[denials.Refusal]
     scratch: tuple[ScratchTable, ...]
     protect_and_scratch: Matcher[denials.Refusal | Scratch]
-    """Both in one automaton, because every decision needs both."""
+    """[[protect]] and [[scratch]] patterns in one automaton, because every decision needs both."""
     temporary: Temporary | None
     secrets: Matcher[denials.Refusal]
-    """Names that the mount hides, with all below, if git does not track them and they are not scratch."""
+    """Names that the mount hides, with everything below, unless git tracks them or they are scratch."""
     keep: Matcher[denials.Refusal]
     hidden: Hidden
     rules: Matcher[Rule]

@@ -38,7 +38,7 @@ class Code(enum.StrEnum):
 
 @at_hand
 class Layer(enum.StrEnum):
-    """The layer that gets the bytes of a permitted change."""
+    """The layer that gets the bytes of a permitted change. SOURCE is falsy: `if layer` means another layer."""
 
     SOURCE = ""
     SCRATCH = "scratch"

@@ -53,7 +53,7 @@ def _refuse(problem: str, place: Place = ()) -> PydanticCustomError:
 
 
 def _check(accepts: Callable[[str], object], problem: str) -> AfterValidator:
-    """Refuse a text that `accepts` rejects. In the problem, `{}` is the text."""
+    """Refuse a text that `accepts` rejects. In `problem`, `{}` stands for the text."""
 
     def check(text: str) -> str:
         if not accepts(text):

@@ -194,6 +194,7 @@ def in_source(decision: Decision, request: Request) -> Decision:
 
 
 def _not_a_place(path: str, parts: list[str], operation: Operation, dotted: bool, leaves: bool) -> Refusal | None:
+    """Return the refusal of an invalid or outside path, or of the root if the operation cannot apply to it."""
     if "" in parts or "\0" in path or (dotted and (".." in parts or "." in parts)):
         return denials.BAD_PATH
     if not path and (leaves or operation not in _OF_THE_ROOT):
@@ -250,7 +251,7 @@ def _judge_path(
 
 
 def _apart_or_closed(policy: Policy, role_name: str, parts: list[str]) -> Permit | Refusal | None:
-    """Return the verdict on a path that is protected, denied to the role, or scratch; None for all others."""
+    """Return the verdict of the checks from `.git` to scratch (see the module); None if they do not decide."""
     if (repository := policy.repository_of(parts)) is not None:
         return repository.judge(parts) if role_name in policy.roles else policy.unknown_role
     found = policy.protect_and_scratch.find(parts)
@@ -277,7 +278,7 @@ def _is_temporary(temporary: Temporary, parts: list[str], kind: Kind) -> bool:
 def _judge_ordinary(
     policy: Policy, role_name: str, parts: list[str], kind: Kind, context: Context, dotted: bool, leaves: bool
 ) -> Permit | Refusal:
-    """Return the verdict on a change of the source."""
+    """Return the verdict of `hidden`, the role's `write`, `keep` and the rules on a change of the source."""
     role = policy.roles[role_name]
     if dotted and not policy.hidden.everything and not policy.hidden.admits(parts):
         return policy.hidden.refusal
