@@ -24,7 +24,7 @@ _ETC: Final = (
     "debian_version", "lsb-release", "bash.bashrc", "profile*", "inputrc", "terminfo", "fonts", "java-*", "maven",
     "perl", "python3*", "gitconfig", "vim", "shells", "login.defs",
 )  # fmt: skip
-"""Entries of /etc without secrets. Never: shadow, sudoers, ssh, machine-id, krb5*, pip.conf, npmrc, docker, systemd."""
+"""Entries of /etc without secrets. Not shadow, sudoers, ssh, machine-id, krb5*, pip.conf, npmrc, docker, systemd."""
 _TEMPORARY: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - directories of the sandbox
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "pts", "ptmx", "console")
 

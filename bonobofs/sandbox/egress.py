@@ -42,7 +42,7 @@ CAPTURED_PORTS: Final = (22, 80, 443)
 """Ports that egress listens on besides DNS_PORT, PROXY_PORT and the ports of the lists."""
 MAX_CONNECTIONS: Final = 1000
 HEAD_SECONDS: Final = 30.0
-"""How long a client may take for the first bytes that say where it wants to go."""
+"""How long a client may take to send the first bytes, which name its destination."""
 CONNECT_SECONDS: Final = 10.0
 REASON_SECONDS: Final = 2.0
 """How long egress waits for the first bytes of a refused client, and for the end of its connection."""
@@ -78,11 +78,11 @@ class Client:
         """Bytes received and not yet used."""
         self.via = "capture"
         self.host = ""
-        """Where it wants to go, for the record; canonical once it is admitted."""
+        """Host of its destination, for the record; canonical once it is admitted."""
         self.host_port = port
         self.is_admitted = False
         self.refuse: Callable[[RefusedError], bytes] | None = None
-        """The refusal in the protocol of the proxy; None: the first bytes tell the protocol."""
+        """Formats a refusal for a client of the proxy; None: another client, whose first bytes show its protocol."""
         self.task: asyncio.Task[None]
         self.cut = ""
         """The word of the refusal that cancelled the task."""
@@ -268,10 +268,10 @@ class Egress:
                 client = Client(end, port)
                 self._live[client] = None
                 client.task = loop.create_task(self._serve(client))
-                await asyncio.sleep(0)  # an accept that needs no wait does not let others run
+                await asyncio.sleep(0)  # sock_accept may return without a wait, and no other task would run
 
     def _cut(self, client: Client, word: str) -> None:
-        """Reset a connection, so that its client cannot take what it has for the whole."""
+        """Reset a connection, so that its client cannot take partial data for the whole."""
         self._live.pop(client, None)
         client.cut = word
         client.task.cancel()
@@ -307,7 +307,7 @@ class Egress:
             client.end.close()
 
     async def _finish(self, client: Client) -> None:
-        """Close in order: unread bytes would make the kernel send a reset, which overtakes what was sent before."""
+        """Read to the end before the close: with unread bytes, the kernel would send a reset and drop sent data."""
         client.end.shutdown(socket.SHUT_WR)
         client.buffer.clear()
         with suppress(OSError, EOFError):
@@ -423,7 +423,7 @@ class Egress:
     # -- what both ways share
 
     async def _exchange(self, client: Client, server: socket.socket | None = None) -> None:
-        """Serve a stream to `client.host`, to which `server` is connected already if a proxy's client named it."""
+        """Serve a stream to `client.host`. `server` is its connection if the client used the proxy, else None."""
         host, port = client.host, client.host_port
         request = None
         if server is None:
@@ -518,7 +518,7 @@ class Egress:
         await loop.sock_sendall(server, request.head)
         answer = b""
         if request.is_upgrade:
-            # The bytes after the request are for the WebSocket: only after the server's 101 may they go on.
+            # The bytes after the request are for the WebSocket. They may be sent only after the server's 101.
             while b"\r\n" not in answer and len(answer) < protocols.MAX_HEAD:
                 data = await loop.sock_recv(server, _BLOCK)
                 if not data:
@@ -558,7 +558,7 @@ class Egress:
             raise
 
     async def _relay(self, client: Client, server: socket.socket, host: str | None) -> None:
-        """Move bytes both ways to the end. `host`: the TLS server name must be this one, if there is one."""
+        """Move bytes both ways to the end. With `host`, a TLS server name must equal it."""
         await _all_or_none(self._send_stream(client, server, host), self._pump(client, server, client.end))
 
     async def _send_stream(self, client: Client, server: socket.socket, host: str | None) -> None:
@@ -577,12 +577,12 @@ class Egress:
         while data := await loop.sock_recv(source, _BLOCK):
             await loop.sock_sendall(target, data)
             self._touch(client)
-            await asyncio.sleep(0)  # transfers that need no wait do not let others run
+            await asyncio.sleep(0)  # transfers may need no wait, and no other task would run
         with suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 
     def _touch(self, client: Client) -> None:
-        """Note a transfer."""
+        """Make the client the last of `_live`, because it has transferred bytes."""
         if client in self._live:
             del self._live[client]
             self._live[client] = None
@@ -651,7 +651,7 @@ def _make_key(session_directory: str) -> str:
 
 
 def _become(uid: int) -> None:
-    """Give up the rights of root: what follows reads the bytes of strangers."""
+    """Drop the rights of root before untrusted bytes are read."""
     account = pwd.getpwuid(uid)
     os.setgroups(os.getgrouplist(account.pw_name, account.pw_gid))
     os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)

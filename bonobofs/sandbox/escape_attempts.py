@@ -72,7 +72,7 @@ _ATTEMPTS: dict[str, tuple[tuple[str, Callable[[], int], Sequence[int]], ...]] =
         ("use userfaultfd", _call(323, 282, 0), (errno.EPERM,)),
     ),
 }
-"""By layer: name, attempt, and the errnos with which it fails as it must."""
+"""By layer: name, attempt, and the errnos that show that the layer stopped it."""
 
 
 def main() -> int:

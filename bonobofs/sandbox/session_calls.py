@@ -104,7 +104,7 @@ class RefusalCounter:
         self._added: Final = asyncio.Event()
 
     def add(self, host: str, port: int, via: str, word: str, count: int = 1) -> None:
-        """Count a refusal. Beyond a limit of different ones, those without a place are counted by word."""
+        """Count a refusal. Beyond _MOST_DISTINCT different ones, count it by its word only."""
         key = (host, port, via, word)
         if key not in self._counts and len(self._counts) >= _MOST_DISTINCT:
             key = ("", 0, "other", word)

@@ -33,7 +33,7 @@ _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _REPLACED: Final = frozenset((b"connection", b"host", b"http2-settings", b"keep-alive", b"te"))
-"""Headers of this connection alone, and those that `http_request` writes itself. It leaves out `proxy-` headers too."""
+"""Hop-by-hop headers, and those that `http_request` writes itself. It also drops headers that begin with `proxy-`."""
 
 
 class MalformedError(Exception):
@@ -159,11 +159,11 @@ def http_request(data: bytes) -> HttpRequest | None:
         raise MalformedError
     authority, path, is_absolute = _split_target(method, target)
     if is_absolute and named and named[0] and _endpoint(named[0]) != _endpoint(authority):
-        # RFC 9112 lets a proxy replace the Host header. Equal ones need no trust in how the server reads them.
+        # RFC 9112 lets a proxy replace the Host header. Equal hosts are safe whichever one the server reads.
         raise MalformedError
     raw = authority or (named[0] if named else "")
     host, port = _endpoint(raw) if raw else ("", 0)
-    # HTTP/2 would carry many requests.
+    # WebSocket is the only upgrade: HTTP/2 would carry requests that egress does not parse.
     is_upgrade = [value.lower() for name, value in headers if name == b"upgrade"] == [b"websocket"]
     left_out = _REPLACED if is_upgrade else _REPLACED | {b"upgrade"}
     kept = [b"%b: %b" % one for one in headers if one[0] not in left_out and not one[0].startswith(b"proxy-")]

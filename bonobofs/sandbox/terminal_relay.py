@@ -53,7 +53,7 @@ class _Pump:
         return data
 
     def write(self) -> None:
-        """Write `pending`. To the command as far as it takes it, to the operator all of it."""
+        """Write `pending`: as much as the command's stream takes, or all of it to the operator's."""
         try:
             while self.pending:
                 self.pending = self.pending[os.write(self.target, self.pending) :]
