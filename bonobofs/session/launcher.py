@@ -187,7 +187,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _command(program: str, *arguments: str) -> list[str]:
-    """Run Python without site-packages and environment: the server depends on this package alone."""
+    """Return a command that runs a Python program without site-packages and environment: the server needs neither."""
     return [sys.executable, "-I", "-S", "-X", "utf8", "-c", program, *arguments]
 
 

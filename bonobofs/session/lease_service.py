@@ -23,7 +23,7 @@ from bonobofs.state.sessions import Session, lives, load_all
 
 
 class HolderOption(NamedTuple):
-    """Holder options of a command: the chain, else the agent, else the user's own agent."""
+    """The holder that a command's options name: the chain, else the agent, else the user's own agent."""
 
     agent: str | None = None
     chain: str | None = None
@@ -113,7 +113,7 @@ def _source(home: Path, directory: Path) -> str:
 
 
 def extend(home: Path, holder: HolderOption | Holder, lease: str | None, seconds: float) -> Lease:
-    """Set the end of a lease to `seconds` from now: the operator's choice `lease`, else the holder's own.
+    """Set the end of a lease to `seconds` from now. `lease` is its UUID; None: the lease of the holder.
 
     Like `acquire`, it waits for every live session.
     """
@@ -121,7 +121,7 @@ def extend(home: Path, holder: HolderOption | Holder, lease: str | None, seconds
 
 
 def release(home: Path, holder: HolderOption | Holder, lease: str | None) -> Lease:
-    """Release a lease: the operator's choice `lease`, else the holder's own.
+    """Release a lease. `lease` is its UUID; None: the lease of the holder.
 
     Like `acquire`, it waits for every live session.
     """

@@ -66,7 +66,7 @@ class RunRequest(NamedTuple):
 
 
 class _Workspace(NamedTuple):
-    """A mount for a command. `mountpoint` is removed at the end."""
+    """A mount for a command. The keeper removes `mountpoint` at the end, unless it is that of a worktree."""
 
     mounted: MountedSession
     mountpoint: Path
@@ -78,7 +78,7 @@ def run(home: Path, request: RunRequest, report: Callable[[str], None]) -> int:
     """Run a command in the sandbox; return its exit status. `report` gets sentences for the operator.
 
     Returns 128 and the number for a signal, 127 if there is no such command, 126 if it cannot be run, 124 if its time
-    is over. BonobofsError: the sandbox or one of its layers cannot be had. Then nothing has run.
+    is over. BonobofsError: the sandbox or one of its layers is not available, and nothing has run.
     """
     find_bwrap()
     if last_step.landlock_abi() < last_step.OLDEST_ABI:
@@ -237,7 +237,7 @@ def _check_command(name: str, view: View) -> None:
 
 
 class _Keeper:
-    """The process that unmounts when the launcher has ended, in whatever way."""
+    """The process that unmounts when the launcher has ended, even if the launcher was killed."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -256,7 +256,7 @@ class _Keeper:
         os.close(write)
 
     def tell(self, **facts: Any) -> None:
-        """Send facts for the end: the mountpoint, the first process of the sandbox."""
+        """Send what the keeper needs at the end: the mountpoint, the first process of the sandbox."""
         os.write(self._orders, json.dumps(facts).encode() + b"\n")
 
     def __enter__(self) -> Self:

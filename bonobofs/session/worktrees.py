@@ -237,7 +237,7 @@ def _make(
 
 
 def _begin_issue(home: Path, opened: OpenSession, record: Worktree, worktree: str) -> None:
-    """Store in the issue that this worktree is made for it, if the repository has issues. "" is no worktree."""
+    """Store the UUID `worktree` in the issue, or "" for none. Do nothing if the repository has no issues."""
     if seek_beads(Path(record.repository), home) is not None:
         BeadsGuard(opened).begin_work(record.issue, record.agent, worktree)
 
@@ -283,7 +283,7 @@ def _create(home: Path, record: Worktree) -> Worktree:
 
 @contextlib.contextmanager
 def _recorded(opened: OpenSession, operation: Operation, record: Worktree) -> Iterator[dict[str, Any]]:
-    """Record intent and outcome of the block in the trail. The outcome includes the entries of the given dictionary."""
+    """Record intent and outcome of the block in the trail. The yielded dictionary becomes the outcome's details."""
     trail, results = opened.guard.trail, dict[str, Any]()
     details: dict[str, Any] = {
         "worktree": record.worktree,

@@ -5,16 +5,20 @@ home.id                 the UUID of this directory, among those that share a dat
 backups/                copies of the database, from `db backup` and before every `db upgrade`
 sessions/UUID/          session.json, policy.json, server.log (`sessions`); scratch or kept (`scratch_dir`)
 sessions/UUID/inside/   guard.sock and bin, which the user of `mount --user` can reach
+sessions/UUID/egress.key    proves egress to the companion (`companion.network_calls`)
 trails/UUID.jsonl       the trail of one session, UUID.jsonl.gz once it has ended; UUID.head holds its last number
                         and hash
 pruned.jsonl            tombstones of pruned trails, with their pruned.head
-sessions/UUID/egress.key    proves egress to the companion (`companion.network_calls`)
 network.toml            the operator's network lists (`sandbox.network_list`)
 worktrees/UUID/         an agent's worktree (`worktree_registry`)
 kept/UUID               files kept from a removed worktree, or the repository of an ended session
 policies/               the policy or the preset of each source (`project_policies`)
 policy.toml             the operator's policy (optional)
-bonobofs.log            tracebacks of failed commands
+index.db                the search index (`audit.index_store`)
+published.json          the agent that published each branch (`git.source_refs`)
+runs/, homes/           mountpoints of `bonobofs run`, and the kept home directories of its agents
+turns                   the append locks that the servers share (`fuse.append_lock`)
+bonobofs.log            tracebacks of failed commands; serve.log is that of the daemon (`daemon.main`)
 """
 
 from __future__ import annotations

@@ -486,7 +486,7 @@ class Watcher:
 
 
 def _share() -> int:
-    """Watches for one session: a quarter of the per-user limit; of a small limit 8192, or half if that is less."""
+    """Return the watches for one session: a quarter of the user's limit, and at least min(8192, half of it)."""
     try:
         limit = int((_LIMITS / "max_user_watches").read_text(encoding="ascii"))
     except (OSError, ValueError):

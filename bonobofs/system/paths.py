@@ -47,7 +47,7 @@ def remove_tree(directory: int, name: bytes) -> None:
         _empty(top, top, waiting)
         while waiting:
             each = waiting.pop()
-            os.chmod(each, 0o700, dir_fd=top)  # its owner may have removed the own permission
+            os.chmod(each, 0o700, dir_fd=top)  # its owner may have removed the permission to list it
             fd = os.open(each, _WALKED, dir_fd=top)
             try:
                 _empty(fd, top, waiting)
@@ -69,7 +69,7 @@ def _empty(fd: int, top: int, waiting: list[bytes]) -> None:
         elif fd == top:
             waiting.append(name)
         else:
-            os.chmod(name, 0o700, dir_fd=fd)  # a move writes the `..` of the directory
+            os.chmod(name, 0o700, dir_fd=fd)  # a move rewrites `..`, which needs write permission
             moved = os.fsencode(f".{secrets.token_hex(16)}")
             os.rename(name, moved, src_dir_fd=fd, dst_dir_fd=top)
             waiting.append(moved)

@@ -28,7 +28,7 @@ class Process(NamedTuple):
 
 
 def plain_environment() -> dict[str, str]:
-    """Return the environment of a session's processes: of the caller's, only where programs are."""
+    """Return the environment of a session's processes. From the caller's it has only PATH and places of programs."""
     named = {name: os.environ[name] for name in _PROGRAMS if name in os.environ}
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", **named}
 
