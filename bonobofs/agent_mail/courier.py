@@ -67,12 +67,12 @@ class CourierCursors:
 
 
 class Pace(NamedTuple):
-    """Seconds that an entry may wait."""
+    """Longest time in seconds that an entry waits for its letter."""
 
     digest: float = 60.0
-    """If letters list every entry."""
+    """For letters that list every entry."""
     head: float = 600.0
-    """If letters list denials only, and have the hash of the other entries."""
+    """For letters that list denials only, and cover the other entries by a hash."""
 
 
 class Courier:

@@ -171,6 +171,7 @@ class _Replay:
             self.names.touch(began, ended)
 
     def _leave_open(self, intent: AuditEntry) -> None:
+        """Apply an intent without outcome: the change may have been made at any time since."""
         began = intent.timestamp.timestamp()
         for name in (intent.path, _other_name(intent)):
             if name is not None:

@@ -32,7 +32,8 @@ HEAD_SIZE: Final = 192
 LONGEST_OF_REFUSAL: Final = 1024
 """Maximum bytes of a path, or of a text in the details, in the entry of a denial. A denied path can have 150 KB."""
 _END_OF_REFUSAL: Final = 255
-"""Characters that always fit into LONGEST_OF_REFUSAL bytes; bytes that a longer text keeps of each end."""
+"""Characters of a text that always fit into LONGEST_OF_REFUSAL bytes. A text that does not fit keeps this many bytes
+of its beginning and of its end."""
 
 CLOSE: Final = "close"
 """Operation of the last event of a trail that was closed cleanly."""
@@ -345,7 +346,7 @@ class Trail:
         )
 
     def _turn(self, second: int) -> str:
-        """Format a timestamp up to its seconds. One tuple holds both, so that each thread sees a matching pair."""
+        """Format and cache a timestamp up to its seconds. The cache is one tuple, so threads see a matching pair."""
         clock = f'{{"timestamp":"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.'
         self._clock = (second, clock)
         return clock

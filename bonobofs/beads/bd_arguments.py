@@ -129,7 +129,7 @@ Flag = tuple[str, str | None]
 
 
 def command(name: str, actor: str, flags: Iterable[Flag] = (), words: Sequence[str] = ()) -> list[str]:
-    """Return the arguments of one call. Raises UsageError for NUL or invalid UTF-8, KeyError for others."""
+    """Return the arguments of one call. UsageError: NUL or invalid UTF-8. KeyError: unknown name or flag."""
     arguments = [*name.split(), "--json", f"--actor={actor}"]
     known = FLAGS[name]
     for flag, value in flags:

@@ -55,7 +55,10 @@ def form(values: str = "", switches: str = "", words: tuple[int, int] = (0, 0)) 
 
 
 def parse(arguments: Sequence[str], form: Form) -> Parsed:
-    """Raises Unanswered for an unknown flag, a missing value, a wrong number of words, or a file (`@...`)."""
+    """Parse the words of one command.
+
+    Raises UnsupportedCommand for an unknown flag, a missing value, a wrong number of words, or a file (`@...`).
+    """
     words: list[str] = []
     values: dict[str, list[str]] = {}
     switches: set[str] = set()
@@ -248,7 +251,7 @@ class WriteCommand(NamedTuple):
 
 
 def parse_command_line(arguments: Sequence[str]) -> ReadCommand | WriteCommand:
-    """Parse a command line. Raises Unanswered if the gate refuses it."""
+    """Parse a command line. Raises UnsupportedCommand if the gate refuses it."""
     before, words = _split_flags(arguments)
     if not words:
         return ReadCommand(("help",))

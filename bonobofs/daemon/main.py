@@ -208,7 +208,7 @@ def _signals(ended: threading.Event) -> Iterator[None]:
 SECONDS_TO_START: Final = 30.0
 SECONDS_TO_END: Final = 60.0
 LONGEST_LOG: Final = 4 * 1024 * 1024
-"""Bytes of serve.log after which a new one is begun, with the next start; one is kept."""
+"""Size of serve.log in bytes above which the next start begins a new file. One old file is kept."""
 
 # The parent exits at once, so that init adopts the daemon.
 _RUN_DETACHED: Final = f"import os; os.fork() and os._exit(0); {RUN}"

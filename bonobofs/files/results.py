@@ -67,7 +67,7 @@ class GuardedSession(Protocol):
 
     @property
     def place(self) -> str:
-        """Path by which to open the source: its own, or another one if its own leads elsewhere by now."""
+        """Path by which to open the source. It is not the source's own path if that leads elsewhere by now."""
 
     @property
     def change_lock(self) -> AbstractContextManager[object]:

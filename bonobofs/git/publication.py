@@ -108,6 +108,8 @@ def _collected(failures: list[str]) -> Iterator[None]:
 
 
 class _Move(NamedTuple):
+    """A judged update, not yet made, and the changes of paths that the policy must permit."""
+
     published: Published
     parts: list[RelatedChange]
 
@@ -333,7 +335,7 @@ class Publisher:
             yield base, self._unpublished(self._reverted(base, before, current, tip), base, ())
 
     def _reverted(self, base: str, before: str, current: str, tip: str) -> Iterator[Difference]:
-        """Yield the differences from `base` to `tip`, without those that the branch already had against `before`."""
+        """Yield the differences from `base` to `tip`, without content that `current` has there and `before` lacks."""
         entry = self._repository.entry
         for each in self._repository.differences(base, tip):
             had = current and entry(current, each.path) == each.new and entry(before, each.path) != each.new
@@ -349,6 +351,7 @@ class Publisher:
                 yield each
 
     def _is_taken(self, difference: Difference, before: str, commit: str) -> bool:
+        """True if `commit` has the new content, or removed the path since its merge base with `before`."""
         path, _, new = difference
         if self._repository.entry(commit, path) != new:
             return False
@@ -367,6 +370,7 @@ class Publisher:
         caller: Caller,
         count: int,
     ) -> list[RelatedChange]:
+        """Return the differences as changes to judge. `count`: changes so far. Refused: too many, or invalid."""
         found: list[Difference] = []
         for each in differences:
             found.append(each)

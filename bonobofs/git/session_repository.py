@@ -112,7 +112,7 @@ class _Builder:
         self._client: Final = shlex.join([sys.executable, "-I", "-S", "-E", str(CLIENT), str(socket)])
 
     def make(self, places: GitDirs, place: Path, source: Path | None, above: str = "../..") -> None:
-        """Make one at `place`. `above` leads from its objects to the mount's root. Submodules have no `source`."""
+        """Make a repository at `place`. `above` leads from its objects to the mount's root. Submodule: no `source`."""
         entries = configuration(places)
         _check(places, entries)
         for directory in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "info", "hooks/own", "logs"):
