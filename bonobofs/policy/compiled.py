@@ -134,6 +134,10 @@ class Tracked:
             (self._subtrees if name != path else self._exact).add(name)
             self._exact.update(_above(name))
 
+    def names(self, path: str) -> bool:
+        """True if git tracks the path or a path below it, and the list has it by name."""
+        return path in self._exact
+
     def has(self, path: str) -> bool:
         """True if git tracks the path, a path below it, or a whole directory above it."""
         if path in self._exact:
@@ -258,7 +262,7 @@ class Policy:
         found = self.secrets.find(parts) if self.secrets else []
         if not found or parts[-1].endswith(_EXAMPLES) or self.repository_of(parts) is not None:
             return None
-        if self.tracked is not None and self.tracked.has("/".join(parts)):
+        if self.tracked is not None and self.tracked.names("/".join(parts)):
             return None
         return None if self.is_scratch(parts) else found[0]
 

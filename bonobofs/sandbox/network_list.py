@@ -11,11 +11,13 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.errors import PolicyError, UsageError
 from bonobofs.policy.allow_list import EVERYTHING, AllowList, parse_entry
+from bonobofs.state.worktree_registry import repository_of
 from bonobofs.system.locks import locked
 
 DEFAULT: Final = (EVERYTHING,)
@@ -38,9 +40,9 @@ def list_file(home: Path) -> Path:
 
 
 def operator_list(home: Path, source: Path) -> list[str]:
-    """Return the list for a source. PolicyError: the file is no list. OSError."""
+    """Return the list for a source; that of an issue's worktree is its repository's. PolicyError: no list. OSError."""
     lists = read_lists(home)
-    return lists.sources.get(str(source), lists.general)
+    return lists.sources.get(str(repository_of(home, source) or source), lists.general)
 
 
 def read_lists(home: Path) -> OperatorLists:
@@ -148,6 +150,9 @@ def _write(home: Path, lists: OperatorLists) -> None:
         new.writelines(lines)
         new.flush()
         os.fsync(new.fileno())
-    if file.exists():
-        os.replace(file, home / _OLD)
+    # Without the file every host would be admitted, so the old version gets a second name.
+    with suppress(FileNotFoundError):
+        os.unlink(home / _OLD)
+    with suppress(FileNotFoundError):
+        os.link(file, home / _OLD)
     os.replace(temporary, file)

@@ -230,7 +230,10 @@ def find_tracked(home: Path, source: Path, policy: Policy) -> TrackedFiles:
             "counts as tracked and is judged by the rules."
         )
         return TrackedFiles(compact(_existing(source, policy)), (note,))
-    return TrackedFiles(compact(path[len(prefix) :] for path in tracked))
+    names = {path[len(prefix) :] for path in tracked}
+    # An untracked secret next to many tracked ones stays hidden, because only their names count.
+    secrets = {name for name in names if policy.secrets.find(name.rstrip("/").split("/"))}
+    return TrackedFiles([*compact(names - secrets), *sorted(secrets)])
 
 
 def _existing(source: Path, policy: Policy) -> list[str]:

@@ -12,8 +12,10 @@ import pytest
 
 from bonobofs.errors import UsageError
 from bonobofs.guards import FileTools
+from bonobofs.policy.compiled import Tracked, compile_policy
 from bonobofs.policy.decision import Code
 from bonobofs.session import open_session
+from bonobofs.session.registration import MOST, find_tracked
 from tests.support.users import outcome
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, World
@@ -107,6 +109,21 @@ def test_a_new_policy_hides_and_shows_names_at_once(mounted: Mounted, secret_sou
     until(lambda: not (world.path / ".env").exists(), "the name is hidden")
     policy.write_text(before)
     until((world.path / ".env").exists, "the name shows again")
+
+
+def test_a_secret_next_to_many_tracked_ones_is_hidden(secret_source: Path, home: Path) -> None:
+    """The session stores whole directories in place of very many tracked paths, but not for secrets."""
+    policy = compile_policy({"secrets": ["**/*.pem", "**/.env"], "scratch": [{"paths": ["build/"]}]})
+    (secret_source / "certs").mkdir()
+    for number in range(MOST + 1):
+        (secret_source / f"certs/{number}.pem").touch()
+    subprocess.run(["git", "-C", secret_source, "add", "certs"], check=True)
+    (secret_source / "certs/real.pem").touch()
+    known = policy.with_tracked(Tracked(find_tracked(home, secret_source, policy).paths))
+    assert known.secret(["certs", "real.pem"]) is not None
+    assert known.secret(["certs", "7.pem"]) is None
+    assert known.secret(["public", ".env"]) is None
+    assert known.secret([".env"]) is not None
 
 
 def test_the_file_tools_know_no_secrets(home: Path, secret_source: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from bonobofs.errors import PolicyError, UsageError
 from bonobofs.sandbox import network_list
+from bonobofs.state.worktree_registry import Worktree, save, worktree_paths
 from tests.support.world import bonobofs
 
 
@@ -36,6 +37,33 @@ def test_each_edit_keeps_the_file_before_it(home: Path) -> None:
     network_list.allow(home, None, ["a.test"])
     assert (home / "network.toml.old").read_text() == first
     assert (home / "network.toml").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_list_is_in_force_during_each_edit(home: Path) -> None:
+    """A missing file would admit every host."""
+    network_list.disallow(home, None, ["*"])
+    ended = threading.Event()
+
+    def edit() -> None:
+        for _ in range(100):
+            network_list.allow(home, None, ["a.test"])
+            network_list.disallow(home, None, ["a.test"])
+        ended.set()
+
+    thread = threading.Thread(target=edit)
+    thread.start()
+    seen = set()
+    while not ended.is_set():
+        seen.update(network_list.operator_list(home, Path("/")))
+    thread.join()
+    assert seen <= {"a.test"}
+
+
+def test_a_worktree_has_the_list_of_its_repository(home: Path) -> None:
+    network_list.disallow(home, Path("/repository"), ["*"])
+    made = Worktree("id", "gt-1", "gt-1", "alice", "/repository", "/repository/.git", "gt-1", "", "", True, None, None)
+    save(home, made)
+    assert network_list.operator_list(home, worktree_paths(home, "id").tree) == []
 
 
 def test_concurrent_edits_all_count(home: Path) -> None:
