@@ -14,9 +14,10 @@ import secrets
 import select
 import shutil
 import signal
+import stat
 import termios
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -35,6 +36,7 @@ from bonobofs.session.unmount import unmount_session
 from bonobofs.state.home import inside_directory, session_directory
 from bonobofs.state.sessions import live_at
 from bonobofs.system import mounts, syscalls
+from bonobofs.system.locks import locked_if_free, never
 from bonobofs.system.paths import is_within
 from bonobofs.system.processes import is_stopped
 
@@ -91,11 +93,13 @@ def run(home: Path, request: RunRequest, report: Callable[[str], None]) -> int:
     policy = choose_policy(home, request.policy, source).document
     account = _account(guest)
     _check_source(source, account)
-    with _Keeper(home) as keeper:
+    with contextlib.ExitStack() as locks, _Keeper(home) as keeper:
         workspace = _mount(home, request, source, guest, keeper)
         for text in workspace.mounted.notes:
             report(text)
         view = _view(home, workspace, account, policy.run, request)
+        if view.kept_home:
+            locks.enter_context(_lock_kept_home(view, workspace.mounted.session.agent))
         variables = _environment(home, workspace, view, [*policy.run.env, *request.env])
         _check_command(request.command[0], view)
         egress = EgressProcess(
@@ -201,6 +205,43 @@ def _view(home: Path, workspace: _Workspace, account: Account, policy: Run, requ
         kept_home=str(kept or ""),
         tmp_size=int(policy.tmp),
     )
+
+
+@contextlib.contextmanager
+def _lock_kept_home(view: View, agent: str) -> Iterator[None]:
+    """Hold the lock of the kept home, after a check of the paths that the sandbox shows below it.
+
+    MountError: another run holds the lock. UsageError: the agent replaced a directory on the way to such a path.
+    """
+    with locked_if_free(f"{view.kept_home}.lock", retry=never) as is_locked:
+        if not is_locked:
+            raise MountError(
+                f"another run uses the kept home of {agent}; wait until it ends, or name another agent: --agent"
+            )
+        for place in (*view.read, view.state, view.inside, view.workspace):
+            if is_within(place, view.account.home):
+                _check_kept_path(view.kept_home, os.path.relpath(place, view.account.home), os.path.isdir(place))
+        yield
+
+
+def _check_kept_path(kept: str, path: str, is_directory: bool) -> None:
+    """Raise UsageError unless bubblewrap can make the mountpoint `path` in the kept home without leaving it.
+
+    Bubblewrap follows symlinks on the way to a mountpoint, so a symlink of the agent would cover another path.
+    """
+    here, names = kept, path.split("/")
+    for number, name in enumerate(names, 1):
+        here = os.path.join(here, name)
+        try:
+            mode = os.lstat(here).st_mode
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise UsageError(f"{here} in the kept home cannot be read: {error.strerror}; remove it") from error
+        is_place = number == len(names) and not is_directory
+        if not (stat.S_ISREG(mode) if is_place else stat.S_ISDIR(mode)):
+            what = "a symlink" if stat.S_ISLNK(mode) else "a directory" if stat.S_ISDIR(mode) else "no directory"
+            raise UsageError(f"{here} is {what}, where the sandbox shows another path; remove it")
 
 
 def _expand(path: str, account: Account) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.sandbox.boxes import POLICY, Box
-from tests.support.world import NOBODY, OrdinaryUser
+from tests.support.world import NOBODY, ROOT, OrdinaryUser
 
 pytestmark = pytest.mark.root
 
@@ -46,6 +46,41 @@ def test_a_private_home_is_empty_and_a_kept_home_stays(any_box: Box) -> None:
     any_box.write_policy(POLICY + 'home = "kept"\n')
     assert lines(any_box.run("sh", "-c", script)) == ["none"]
     assert lines(any_box.run("sh", "-c", script)) == ["kept"]
+
+
+@pytest.mark.parametrize("plan", ["ln -s {package} ~/src", "touch ~/src"])
+def test_an_agent_cannot_move_a_mountpoint_below_its_kept_home(box: Box, plan: str) -> None:
+    """Bubblewrap follows symlinks: the source would cover bonobofs/sandbox, and so replace the program last_step.py."""
+    box.source = box.source.rename(box.top / "sandbox")
+    box.write_policy(POLICY + 'home = "kept"\n')
+    assert box.run("sh", "-c", plan.format(package=ROOT / "bonobofs")).returncode == 0
+    moved = box.top / "src"
+    moved.mkdir()
+    box.source = box.source.rename(moved / "sandbox")
+    (box.source / "last_step.py").write_text("import os\nos.write(int(os.sys.argv[2]), b'0 agent code')\n")
+    ran = box.run("true")
+    assert (ran.returncode, "/src is " in ran.stderr, "remove it" in ran.stderr) == (2, True, True), ran.stderr
+    assert box.bonobofs("status").stdout == "nothing is mounted\n"
+
+
+def test_a_kept_home_has_one_run_at_a_time(any_box: Box) -> None:
+    any_box.write_policy(POLICY + 'home = "kept"\n')
+    first = subprocess.Popen(
+        any_box.run_words("sh", "-c", "echo begun; read line"),
+        env=any_box.environment,
+        cwd=any_box.source,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stdout is not None
+    assert first.stdout.readline() == "begun\n"
+    second = any_box.run("true")
+    assert (second.returncode, "another run uses the kept home" in second.stderr) == (1, True), second.stderr
+    assert any_box.run("true", options=("--agent", "other")).returncode == 0
+    first.communicate("go\n", timeout=60)
+    assert first.returncode == 0
+    assert any_box.run("true").returncode == 0
 
 
 def test_the_policy_shows_paths_read_only_and_passes_variables(box: Box) -> None:
