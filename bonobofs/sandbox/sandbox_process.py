@@ -149,7 +149,10 @@ class SandboxProcess:
         """Readable when the sandbox has ended."""
         self.pid: Final = self._read_info(info_read)
         """Process 1 of the sandbox, by its number outside."""
-        self._first: Final = os.pidfd_open(self.pid)
+        try:
+            self._first: Final = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            raise self._failure() from None
         self.command_pid = 0
 
     def _read_info(self, fd: int) -> int:
@@ -158,9 +161,17 @@ class SandboxProcess:
                 self._process.kill()
             text = pipe.read()
         if not text:
-            self._process.wait()
-            raise MountError(f"the sandbox cannot start: {self._last_words()}; run bonobofs doctor")
+            raise self._failure()
         return int(json.loads(text)["child-pid"])
+
+    def check(self) -> None:
+        """Raise MountError with the last words of bubblewrap if the sandbox has ended."""
+        if select.select([self._first], [], [], 0)[0]:
+            raise self._failure()
+
+    def _failure(self) -> MountError:
+        self._process.wait()
+        return MountError(f"the sandbox cannot start: {self._last_words()}; run bonobofs doctor")
 
     def _last_words(self) -> str:
         os.set_blocking(self._errors, False)
@@ -177,7 +188,8 @@ class SandboxProcess:
             "command": list(command),
         }
         numbers = {**limits._asdict(), "terminal": int(self._terminal >= 0)}
-        os.write(self._block, b"1")
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._block, b"1")
         os.close(self._block)
         with contextlib.suppress(BrokenPipeError), os.fdopen(self._config, "wb") as pipe:
             pipe.write(marshal.dumps((paths, numbers, list(self._streams))))
@@ -187,8 +199,9 @@ class SandboxProcess:
             with contextlib.suppress(OSError, IndexError):  # the command may have ended
                 text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii")
                 self.command_pid = int(text.split()[0])
-            ended = select.select([self.exit_fd], [], [], 0)[0]
-            if ended and not self.command_pid and (words := self._last_words()).startswith("bwrap:"):
+            # Without a child the first process ends: the command has ended, or bubblewrap failed before it.
+            ended = not self.command_pid and select.select([self.exit_fd], [], [], _SECONDS_TO_START)[0]
+            if ended and (words := self._last_words()).startswith("bwrap:"):
                 said = f"125 {words}"
         return said
 

@@ -375,7 +375,11 @@ class _Runner:
             self._view, variables, streams=relay.streams, terminal=relay.terminal, identity=identity
         )
         self._keeper.tell(first=sandbox.pid)
-        self._egress.attach(sandbox.pid)
+        try:
+            self._egress.attach(sandbox.pid)
+        except MountError:
+            sandbox.check()
+            raise
         self._report(f"the sandbox holds: {self._layers()}")
         relay.begin()
         try:

@@ -105,6 +105,38 @@ def test_pipes_and_files_pass_bytes_unchanged(user_box: Box) -> None:
     assert text.count(b"before") == 1
 
 
+def test_a_mount_that_fails_is_reported_in_the_words_of_bubblewrap() -> None:
+    """Root finds the path of `read`, and the user of the command cannot reach it."""
+    with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
+        box = Box(OrdinaryUser(Path(name)), as_root=True)
+        below = box.top / "closed" / "below"
+        below.mkdir(parents=True)
+        below.parent.chmod(0o700)
+        box.write_policy(POLICY + f'read = ["{below}"]\n')
+        for _ in range(3):
+            ran = box.run("true")
+            message = f"the sandbox cannot start: bwrap: Can't find source path {below}"
+            assert (ran.returncode, message in ran.stderr) == (1, True), ran.stderr
+        nothing_is_left(box)
+
+
+def test_a_working_directory_that_cannot_be_entered_is_reported(user_box: Box) -> None:
+    closed = user_box.source / "closed"
+    closed.mkdir(mode=0o700)
+    for _ in range(3):
+        ran = subprocess.run(
+            user_box.run_words("true"),
+            env=user_box.environment,
+            cwd=closed,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
+        assert (ran.returncode, "bwrap: Can't chdir to" in ran.stderr) == (1, True), ran.stderr
+    nothing_is_left(user_box)
+
+
 def test_a_directory_as_standard_input_is_refused(user_box: Box) -> None:
     handle = os.open(user_box.source, os.O_RDONLY)
     try:
