@@ -90,6 +90,8 @@ def run(home: Path, request: RunRequest, report: Callable[[str], None]) -> int:
         )
     guest = _guest(request.user)
     source = mount_checks.resolve(request.source, "source", allow_writable_parents=False)
+    if request.issue is not None:
+        source = worktrees.find_repository(home, source).top
     policy = choose_policy(home, request.policy, source).document
     account = _account(guest)
     _check_source(source, account)

@@ -90,9 +90,8 @@ def add(home: Path, request: WorktreeRequest) -> AddedWorktree:
     """
     if not _ISSUE.fullmatch(request.issue):
         raise UsageError(f"{request.issue!r} is no issue id; use letters, digits, dots, dashes and underscores")
-    repository = _repository(home, request.repository)
     with _locked(home):
-        location = linked_worktree.find_repository(repository)
+        location = find_repository(home, request.repository)
         _check_not_mounted(location.common)
         existing = next(
             (record for record in _registered(home, location.common) if record.issue == request.issue), None
@@ -167,13 +166,13 @@ def _unmount_and_remove(home: Path, record: Worktree, details: dict[str, Any]) -
     return removed
 
 
-def _repository(home: Path, path: Path) -> Path:
-    """Return `path` without symlinks; inside a mount, return the mount's source."""
+def find_repository(home: Path, path: Path) -> linked_worktree.RepositoryLocation:
+    """Return the repository that contains `path`; inside a mount, that of the mount's source. Raises GitError."""
     path = Path(os.path.realpath(path))
     session = session_around(home, path)
     if session is not None and session.session.mountpoint and mounts.mount_around(path) is not None:
-        return Path(session.session.source)
-    return path
+        path = Path(session.session.source)
+    return linked_worktree.find_repository(path)
 
 
 def _check_not_mounted(common: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bonobofs.state.project_policies import policy_file
 from tests.sandbox.boxes import POLICY, Box
 from tests.support.world import NOBODY, ROOT, OrdinaryUser
 
@@ -155,6 +156,30 @@ def test_an_issue_gets_a_worktree_that_is_the_workspace(box: Box) -> None:
     assert not (box.source / "made.md").exists()
     assert box.bonobofs("status").stdout == "nothing is mounted\n"
     assert box.run("true", options=("--issue", "gt-7")).returncode == 2
+
+
+def test_an_issue_from_a_subdirectory_gets_the_policy_of_the_repository(box: Box) -> None:
+    """The policy of the repository's top refuses, and the table [run] of the same policy shows a path."""
+    (box.source / "below").mkdir()
+    make_repository(box)
+    tools = box.top / "tools"
+    tools.mkdir()
+    assert box.bonobofs("status").returncode == 0
+    file = policy_file(box.state, box.source)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(POLICY + f'read = ["{tools}"]\n')
+    for path in (file.parent, file):
+        os.chown(path, NOBODY, NOBODY)
+    words = box.words("run", "--issue", "gt-7", "--agent", "alice", "--new", box.source / "below", "--")
+    ran = subprocess.run(
+        [*words, "sh", "-c", f"test -d {tools} && echo shown; (echo x > a.txt) || echo refused"],
+        env=box.environment,
+        cwd=box.source,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert lines(ran) == ["shown", "refused"]
 
 
 def test_two_runs_beside_each_other_share_nothing(box: Box) -> None:
