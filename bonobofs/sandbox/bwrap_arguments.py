@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 
 from bonobofs.system.paths import is_within
 
-_SYSTEM: Final = ("/usr", "/opt")
+SYSTEM: Final = ("/usr", "/opt")
+"""Directories that every sandbox shows, read-only."""
 _TOP: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC: Final = (
     "alternatives", "ssl", "ca-certificates*", "pki", "crypto-policies", "ld.so.*", "localtime", "timezone",
@@ -103,14 +104,14 @@ def build(view: View, descriptors: Descriptors) -> list[str]:
     options += ["--bind", view.kept_home, home] if view.kept_home else ["--perms", "0700", *size, "--tmpfs", home]
     for path in view.read:
         options += ["--ro-bind", path, path]
-    if any(is_within(view.state, path) for path in (*_SYSTEM, *view.read)):
+    if any(is_within(view.state, path) for path in (*SYSTEM, *view.read)):
         options += ["--perms", "0700", "--tmpfs", view.state]
     options += ["--ro-bind", view.inside, view.inside]
     return [*options, "--bind", view.mount, view.workspace, "--remount-ro", "/", "--chdir", view.directory]
 
 
 def _system() -> Iterator[str]:
-    for path in _SYSTEM:
+    for path in SYSTEM:
         if os.path.isdir(path):
             yield from ("--ro-bind", path, path)
     for path in _TOP:
@@ -132,7 +133,7 @@ def _copy(path: str) -> tuple[str, ...]:
 
 def readable(view: View) -> list[str]:
     """Return the paths that Landlock lets the command read and execute."""
-    return [*_SYSTEM, *_TOP, "/etc", "/proc", "/run", *view.read, view.inside]
+    return [*SYSTEM, *_TOP, "/etc", "/proc", "/run", *view.read, view.inside]
 
 
 def writable(view: View) -> list[str]:
@@ -143,7 +144,7 @@ def writable(view: View) -> list[str]:
 
 def is_visible(path: str, view: View) -> bool:
     """Return True if a path outside leads to the same file inside."""
-    places = [*_SYSTEM, *_TOP, *view.read]
+    places = [*SYSTEM, *_TOP, *view.read]
     return all(_is_shown(each, places, view) for each in (path, os.path.realpath(path)))
 
 
@@ -157,4 +158,4 @@ def own_code() -> tuple[str, ...]:
     """Return the paths of this Python and this package, which the last step and the session's programs need."""
     package = Path(__file__).resolve().parent.parent
     found = (os.path.realpath(sys.base_prefix), sys.prefix, str(package))
-    return tuple(dict.fromkeys(path for path in found if not any(is_within(path, place) for place in _SYSTEM)))
+    return tuple(dict.fromkeys(path for path in found if not any(is_within(path, place) for place in SYSTEM)))

@@ -90,11 +90,14 @@ def run(home: Path, request: RunRequest, report: Callable[[str], None]) -> int:
         )
     guest = _guest(request.user)
     source = mount_checks.resolve(request.source, "source", allow_writable_parents=False)
-    if request.issue is not None:
-        source = worktrees.find_repository(home, source).top
+    repository = None if request.issue is None else worktrees.find_repository(home, source)
+    if repository is not None:
+        source = repository.top
     policy = choose_policy(home, request.policy, source).document
     account = _account(guest)
     _check_source(source, account)
+    for directory in repository or ():
+        _check_hidden(directory, _read_paths(policy.run, account))
     with contextlib.ExitStack() as locks, _Keeper(home) as keeper:
         workspace = _mount(home, request, source, guest, keeper)
         for text in workspace.mounted.notes:
@@ -146,6 +149,20 @@ def _check_source(source: Path, account: Account) -> None:
             )
 
 
+def _check_hidden(directory: Path, read: Sequence[str]) -> None:
+    """Raise UsageError if the sandbox would show a directory of a repository beside its worktree."""
+    for path in (*map(os.path.realpath, bwrap_arguments.SYSTEM), *bwrap_arguments.own_code(), *read):
+        if is_within(directory, path) or is_within(path, directory):
+            raise UsageError(
+                f"the sandbox shows {path}, which covers the repository {directory} or lies inside it, and --issue "
+                "shows only a worktree; move the repository, or change read of [run] in the policy"
+            )
+
+
+def _read_paths(policy: Run, account: Account) -> list[str]:
+    return [os.path.realpath(_expand(path, account)) for path in policy.read]
+
+
 def _mount(home: Path, request: RunRequest, source: Path, guest: Guest | None, keeper: _Keeper) -> _Workspace:
     if request.issue is not None:
         return _mount_worktree(home, request, source, guest, keeper)
@@ -187,7 +204,7 @@ def _view(home: Path, workspace: _Workspace, account: Account, policy: Run, requ
     session = workspace.mounted.session
     shown = workspace.shown_as
     here = os.path.realpath(request.directory)
-    read = [os.path.realpath(_expand(path, account)) for path in policy.read]
+    read = _read_paths(policy, account)
     for path in read:
         for forbidden, what in ((shown, "source"), (home, "state directory")):
             if is_within(path, forbidden) or is_within(forbidden, path):

@@ -182,6 +182,28 @@ def test_an_issue_from_a_subdirectory_gets_the_policy_of_the_repository(box: Box
     assert lines(ran) == ["shown", "refused"]
 
 
+@pytest.mark.parametrize("read", ["outer", "outer/source", "outer/source/below", ""])
+def test_an_issue_of_a_repository_that_the_sandbox_shows_is_refused(box: Box, read: str) -> None:
+    """The untracked files of the repository would be readable: below a path of `read`, or below /opt."""
+    (box.source / "below").mkdir()
+    make_repository(box)
+    outer = box.top / "outer"
+    outer.mkdir()
+    os.chown(outer, NOBODY, NOBODY)
+    repository = box.source = box.source.rename(outer / "source")
+    if read:
+        box.write_policy(POLICY + f'read = ["{box.top / read}"]\n')
+    else:
+        box.network = ["unshare", "--net", "--mount", "sh", "-c", 'mount --bind "$0" /opt && exec "$@"', str(outer)]
+        repository = Path("/opt/source")
+    words = box.words("run", "--policy", box.policy, "--issue", "gt-7", "--agent", "alice", "--new", repository)
+    ran = subprocess.run(
+        [*words, "--", "true"], env=box.environment, cwd=box.top, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, f"covers the repository {repository}" in ran.stderr) == (2, True), ran.stderr
+    assert not list(box.state.glob("worktrees/*/tree"))
+
+
 def test_two_runs_beside_each_other_share_nothing(box: Box) -> None:
     """Each has its own processes, home and /tmp; both see the source."""
     count = "ps -eo comm= | grep -c '^sleep$'"
