@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bonobofs.system.paths import is_within
+from bonobofs.system.paths import is_within, symlinks_and_target
 
 SYSTEM: Final = ("/usr", "/opt")
 """Directories that every sandbox shows, read-only."""
@@ -142,10 +142,10 @@ def writable(view: View) -> list[str]:
     return [view.workspace, view.account.home, *_TEMPORARY, "/proc/self", *devices]
 
 
-def is_visible(path: str, view: View) -> bool:
-    """Return True if a path outside leads to the same file inside."""
-    places = [*SYSTEM, *_TOP, *view.read]
-    return all(_is_shown(each, places, view) for each in (path, os.path.realpath(path)))
+def hidden(path: str, view: View) -> list[str]:
+    """Return the symlinks that a path outside passes, and its target, as far as the sandbox does not show them."""
+    places = [*SYSTEM, *_TOP, "/etc/alternatives", *view.read]
+    return [each for each in symlinks_and_target(path) if not _is_shown(each, places, view)]
 
 
 def _is_shown(path: str, places: list[str], view: View) -> bool:

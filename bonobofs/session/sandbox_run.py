@@ -281,19 +281,21 @@ def _environment(home: Path, workspace: _Workspace, view: View, names: Sequence[
         "PWD": view.directory,
     }
     programs = os.path.join(view.inside, "bin")
-    return environment.build(os.environ, names, fixed, programs, lambda path: bwrap_arguments.is_visible(path, view))
+    return environment.build(os.environ, names, fixed, programs, lambda path: not bwrap_arguments.hidden(path, view))
 
 
 def _check_command(name: str, view: View) -> None:
     """Raise UsageError if the machine has the command, and the sandbox does not show it."""
     found = shutil.which(name) if "/" not in name or name.startswith("/") else None
-    if found is None or name in ("git", "bd") or bwrap_arguments.is_visible(found, view):
+    if found is None or name in ("git", "bd"):
         return
-    real = os.path.realpath(found)
-    raise UsageError(
-        f"the sandbox does not show {real}; add its directory to read of [run] in the policy, for instance "
-        f'read = ["{os.path.dirname(real)}"]'
-    )
+    paths = bwrap_arguments.hidden(found, view)
+    if paths:
+        directories = list(dict.fromkeys(map(os.path.dirname, paths)))
+        raise UsageError(
+            f"the sandbox does not show {' and '.join(paths)}; add to read of [run] in the policy, for instance "
+            f"read = {json.dumps(directories)}"
+        )
 
 
 class _Keeper:

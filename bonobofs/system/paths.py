@@ -7,6 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
+_MOST_SYMLINKS = 40
 _WALKED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -14,6 +15,25 @@ def is_within(path: Path | str, directory: Path | str) -> bool:
     """Return whether the path is the directory or lies below it, by the text of both. Everything lies below ""."""
     text, top = str(path), str(directory).rstrip("/")
     return not top or text == top or text.startswith(f"{top}/")
+
+
+def symlinks_and_target(path: str) -> list[str]:
+    """Return each symlink that an absolute path passes, by the real path of its directory, then the real path.
+
+    After 40 symlinks the next one counts as the real path, as for the kernel.
+    """
+    found: list[str] = []
+    here, pending = "/", path.split("/")[::-1]
+    while pending:
+        entry = os.path.normpath(os.path.join(here, pending.pop()))
+        if len(found) < _MOST_SYMLINKS and os.path.islink(entry):
+            found.append(entry)
+            target = os.readlink(entry)
+            pending += target.split("/")[::-1]
+            here = "/" if target.startswith("/") else here
+        else:
+            here = entry
+    return [*found, here]
 
 
 def open_directory_beneath(source: Path | int, path: str) -> int:

@@ -98,6 +98,27 @@ def test_the_policy_shows_paths_read_only_and_passes_variables(box: Box) -> None
     assert changed.stdout.splitlines() == ["refused", "0"]
 
 
+def test_the_advice_about_a_hidden_command_shows_its_symlinks_and_its_target(box: Box) -> None:
+    """The last symlink is a directory, which only a path above it can show."""
+    names = ("bin", "shared/links", "share/versions/2/bin")
+    programs, links, real = directories = [box.top / name for name in names]
+    for directory in directories:
+        directory.mkdir(parents=True)
+    (real / "tool").write_text("#!/bin/sh\necho here\n")
+    (real / "tool").chmod(0o755)
+    current = box.top / "share" / "current"
+    current.symlink_to("versions/2")
+    (programs / "tool").symlink_to(links / "tool")
+    (links / "tool").symlink_to(f"{current}/bin/tool")
+    variables = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    refused = box.run("tool", env=variables)
+    assert refused.returncode == 2, refused.stderr
+    for path in (programs / "tool", links / "tool", current, real / "tool"):
+        assert str(path) in refused.stderr
+    box.write_policy(POLICY + refused.stderr[refused.stderr.index("read = [") :])
+    assert lines(box.run("tool", env=variables)) == ["here"]
+
+
 @pytest.mark.parametrize("part", ["", "source/below", "home", "home/sessions"])
 def test_a_path_that_covers_the_source_or_the_state_directory_is_refused(box: Box, part: str) -> None:
     (box.source / "below").mkdir()
