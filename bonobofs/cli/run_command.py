@@ -48,9 +48,9 @@ def run(
 ) -> int:
     """Run a command in a sandbox: the workspace is the policy mount, the rest of the machine is read-only or absent.
 
-    Absent are other homes, the source itself, the state directory, the host's sockets, and by default the network.
-    HOME, /tmp, /var/tmp and /dev/shm are private. [run] and [network] of the policy admit more. The exit status is
-    that of the command, or 128 and the number of a signal.
+    Absent are other homes, the source's files other than through the mount, the state directory, the host's sockets,
+    and by default the network. HOME, /tmp, /var/tmp and /dev/shm are private. [run] and [network] of the policy admit
+    more. The exit status is that of the command, or 128 and the number of a signal.
 
     \b
     Examples:

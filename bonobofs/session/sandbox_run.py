@@ -401,7 +401,7 @@ class _Runner:
         except MountError:
             sandbox.check()
             raise
-        self._report(f"the sandbox holds: {self._layers()}")
+        self._report(f"layers in force: {self._layers()}")
         relay.begin()
         try:
             failure = sandbox.release(

@@ -55,7 +55,7 @@ class Terminal:
 
     def start(self, *command: str) -> None:
         self.type(" ".join(f"'{word}'" for word in self.box.run_words(*command)) + "\n")
-        self.expect("the sandbox holds")
+        self.expect("layers in force: ")
         self.expect("\n")
 
     def resize(self, rows: int, columns: int) -> None:
