@@ -59,13 +59,13 @@ def resolve(path: Path, name: str, *, allow_writable_parents: bool) -> Path:
     here, links = "/", 0
     pending = os.path.join(os.getcwd(), path).split("/")[::-1]
     while pending:
-        name = pending.pop()
-        if name in ("", "."):
+        part = pending.pop()
+        if part in ("", "."):
             continue
-        if name == "..":
+        if part == "..":
             here = os.path.dirname(here)
             continue
-        entry = os.path.join(here, name)
+        entry = os.path.join(here, part)
         if entry in covered:
             here = entry
             continue

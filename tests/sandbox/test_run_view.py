@@ -134,6 +134,13 @@ def test_a_source_that_contains_the_home_directory_is_refused(box: Box) -> None:
     assert (ran.returncode, "lies inside the source" in ran.stderr) == (2, True)
 
 
+def test_a_source_that_another_user_can_replace_is_refused(box: Box) -> None:
+    box.top.chmod(0o777)
+    ran = box.run("true")
+    message = f"another user can replace {box.source}, which is on the way to the source {box.source}; use a source"
+    assert (ran.returncode, message in ran.stderr) == (1, True), ran.stderr
+
+
 def test_a_symlink_to_the_source_shows_the_source_at_its_own_path(box: Box) -> None:
     link = box.top / "link"
     link.symlink_to(box.source)
