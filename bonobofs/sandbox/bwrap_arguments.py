@@ -155,7 +155,10 @@ def _is_shown(path: str, places: list[str], view: View) -> bool:
 
 
 def own_code() -> tuple[str, ...]:
-    """Return the paths of this Python and this package, which the last step and the session's programs need."""
+    """Return the paths of this Python and this package, which the last step and the session's programs need.
+
+    A path with symlinks is there too: the interpreter of a virtual environment is a symlink through such a path.
+    """
     package = Path(__file__).resolve().parent.parent
-    found = (os.path.realpath(sys.base_prefix), sys.prefix, str(package))
+    found = (os.path.realpath(sys.base_prefix), sys.base_prefix, sys.prefix, str(package))
     return tuple(dict.fromkeys(path for path in found if not any(is_within(path, place) for place in SYSTEM)))

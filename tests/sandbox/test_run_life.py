@@ -79,6 +79,22 @@ def test_the_exit_status_is_that_of_the_command(box: Box) -> None:
     nothing_is_left(box)
 
 
+def test_a_python_that_is_reached_through_a_symlink_starts_the_command(user_box: Box) -> None:
+    """As with uv and Homebrew: the interpreter of a virtual environment is a symlink through a symlink."""
+    code = "import sys; print(sys.base_prefix, sys.executable, sys.version_info[1])"
+    prefix, _, minor = subprocess.check_output([user_box.user.python, "-c", code], text=True).split()
+    top = user_box.top
+    (top / "python").symlink_to(prefix)
+    (top / "venv" / "bin").mkdir(parents=True)
+    (top / "venv" / "pyvenv.cfg").write_text(f"home = {top}/python/bin\n")
+    (top / "venv" / "bin" / "python").symlink_to(top / "python" / "bin" / f"python3.{minor}")
+    user_box.user.python = str(top / "venv" / "bin" / "python")
+    found = subprocess.check_output([user_box.user.python, "-c", code], text=True).split()
+    assert found[:2] == [str(top / "python"), user_box.user.python]
+    ran = user_box.run("echo", "begun")
+    assert (ran.returncode, ran.stdout) == (0, "begun\n"), ran.stderr
+
+
 def test_pipes_and_files_pass_bytes_unchanged(user_box: Box) -> None:
     """Streams reach the command through pipes. A file that is standard output cannot be read or truncated inside."""
     data = os.urandom(3 << 20)
