@@ -161,29 +161,30 @@ class TerminalRelay:
         stopped, it suspends this process. Returns True when this process continues, and the caller continues the
         command.
         """
-        poll = select.poll()
-        for fd in others:
-            poll.register(fd, select.POLLIN)
-        by_fd: dict[int, _Pump] = {}
+        masks = dict.fromkeys(others, select.POLLIN)
+        waits: list[tuple[_Pump, int, int]] = []
         for pump in self._pumps:
             if pump.is_open:
-                fd = pump.target if pump.pending else pump.source
-                poll.register(fd, select.POLLOUT if pump.pending else select.POLLIN)
-                by_fd[fd] = pump
+                fd, mask = (pump.target, select.POLLOUT) if pump.pending else (pump.source, select.POLLIN)
+                masks[fd] = masks.get(fd, 0) | mask
+                waits.append((pump, fd, mask))
+        poll = select.poll()
+        for fd, mask in masks.items():
+            poll.register(fd, mask)
         now = time.monotonic()
         wait = min(deadline, now + 60) - now
         if self._suspend_until > now:
             wait = min(wait, _LOOK_AGAIN)
-        ready = [fd for fd, _ in poll.poll(max(0.0, wait) * 1000)]
-        for fd in ready:
-            if fd in others:
-                others[fd]()
-            elif by_fd[fd].pending:
-                by_fd[fd].write()
-            else:
-                data = by_fd[fd].read()
-                if self._master >= 0 and by_fd[fd].is_input and _SUSPEND in data:
-                    self._suspend_until = time.monotonic() + _SECONDS_TO_STOP
+        ready = dict(poll.poll(max(0.0, wait) * 1000))
+        for fd in ready.keys() & others.keys():
+            others[fd]()
+        for pump, fd, mask in waits:
+            if not ready.get(fd, 0) & (mask | select.POLLERR | select.POLLHUP):
+                continue
+            if mask == select.POLLOUT:
+                pump.write()
+            elif _SUSPEND in pump.read() and pump.is_input and self._master >= 0:
+                self._suspend_until = time.monotonic() + _SECONDS_TO_STOP
         if self._suspend_until <= time.monotonic() or not is_stopped():
             return False
         self.suspend()

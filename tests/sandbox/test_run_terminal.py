@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -37,6 +38,20 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
+
+    def paste(self, data: bytes) -> None:
+        """Type many bytes as fast as the terminal takes them."""
+        os.set_blocking(self.fd, False)
+        deadline = time.monotonic() + SECONDS
+        while data:
+            readable, writable, _ = select.select([self.fd], [self.fd], [], deadline - time.monotonic())
+            assert readable or writable, f"the terminal takes no more, with {len(data)} bytes left"
+            if readable:
+                self.seen += os.read(self.fd, 1 << 16)
+            if writable:
+                with contextlib.suppress(BlockingIOError):
+                    data = data[os.write(self.fd, data) :]
+        os.set_blocking(self.fd, True)
 
     def expect(self, text: str) -> str:
         """Return what the terminal shows up to this text."""
@@ -119,6 +134,20 @@ def test_ctrl_z_suspends_a_program_that_is_no_shell(terminal: Terminal) -> None:
     terminal.expect("\n")
     terminal.type("two\n")
     terminal.expect("two\r\ntwo")
+    terminal.type("\x03")
+    terminal.expect("outer> ")
+    assert "130" in terminal.command("echo $?", "outer> ")
+
+
+def test_a_paste_that_the_command_reads_slowly_arrives_whole(terminal: Terminal) -> None:
+    """Pasted bytes wait while the command's terminal is full, and Ctrl-C works afterwards."""
+    script = "stty -icanon; echo begun; for n in $(seq 64); do head -c 1024; sleep 0.02; done | wc -c; exec cat"
+    terminal.start("bash", "-c", script)
+    terminal.expect("begun")
+    terminal.paste(b"x" * (64 << 10))
+    terminal.expect("65536")
+    terminal.type("one\n")
+    terminal.expect("one^Jone")
     terminal.type("\x03")
     terminal.expect("outer> ")
     assert "130" in terminal.command("echo $?", "outer> ")
