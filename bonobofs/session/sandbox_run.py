@@ -319,7 +319,8 @@ class _Keeper:
 
     def tell(self, **facts: Any) -> None:
         """Send what the keeper needs at the end: the mountpoint, the first process of the sandbox."""
-        os.write(self._orders, json.dumps(facts).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # __exit__ reports that the keeper was killed
+            os.write(self._orders, json.dumps(facts).encode() + b"\n")
 
     def __enter__(self) -> Self:
         return self
@@ -330,9 +331,9 @@ class _Keeper:
         os.close(self._orders)
         with os.fdopen(self._answer, "rb") as pipe:
             text = os.fsdecode(pipe.read())
-        os.waitpid(self._pid, 0)
-        if text:
-            raise MountError(text)
+        status = os.waitpid(self._pid, 0)[1]
+        if text or status:
+            raise MountError(text or "the mount may still exist; see bonobofs status")
 
     def _keep(self, read: int, write: int, saved: list[Any] | None) -> int:
         """Wait for the end of the launcher, then end what it started. Runs in the keeper."""
@@ -349,7 +350,8 @@ class _Keeper:
                     with contextlib.suppress(ProcessLookupError):
                         first = os.pidfd_open(facts["first"])
         if "launcher_ends" not in facts and saved is not None:
-            termios.tcsetattr(0, termios.TCSADRAIN, saved)
+            with contextlib.suppress(termios.error):  # the operator's terminal is gone
+                termios.tcsetattr(0, termios.TCSANOW, saved)
         if first >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(first, signal.SIGKILL)

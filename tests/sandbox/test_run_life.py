@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -33,6 +34,10 @@ def user_box() -> Iterator[Box]:
         yield Box(OrdinaryUser(Path(name)))
 
 
+def is_mounted(box: Box) -> bool:
+    return any(box.top in mount.mountpoint.parents for mount in mounts.bonobofs_mounts())
+
+
 def nothing_is_left(box: Box) -> None:
     """No process with the test's directory in its command line, no mount, every record closed."""
 
@@ -44,7 +49,7 @@ def nothing_is_left(box: Box) -> None:
                     return False
             except OSError:
                 continue
-        return not [mount for mount in mounts.bonobofs_mounts() if box.top in mount.mountpoint.parents]
+        return not is_mounted(box)
 
     until(is_clean, "all processes and mounts end", seconds=SECONDS)
     assert not list((box.state / "runs").iterdir())
@@ -208,6 +213,29 @@ def test_nothing_survives_a_killed_launcher(box: Box) -> None:
     nothing_is_left(box)
 
 
+def test_nothing_survives_a_terminal_that_hangs_up_during_the_start(box: Box) -> None:
+    """The hangup ends the launcher before the command starts. The keeper unmounts without the terminal."""
+    pid, master = pty.fork()
+    if pid == 0:
+        os.chdir(box.source)
+        os.execvpe("unshare", box.run_words("sleep", "1000"), box.environment)
+    until(lambda: [*box.state.glob("sessions/*/egress.log")], "the mount is ready", seconds=SECONDS)
+    os.close(master)
+    os.waitpid(pid, 0)
+    nothing_is_left(box)
+
+
+def test_a_killed_keeper_is_reported(user_box: Box) -> None:
+    """The command ends as usual, and `run` tells the operator that the mount is left."""
+    running = start(user_box, "sh", "-c", "echo begun; read line")
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    _, errors = running.communicate("go\n", timeout=SECONDS)
+    assert (running.returncode, "the mount may still exist" in errors) == (1, True)
+    (mount,) = [mount for mount in mounts.bonobofs_mounts() if user_box.top in mount.mountpoint.parents]
+    assert user_box.bonobofs("umount", mount.mountpoint).returncode == 0
+
+
 def test_a_killed_server_fails_closed(user_box: Box) -> None:
     """The workspace answers ENOTCONN, and `run` ends with the command."""
     running = start(user_box, "sh", "-c", "echo begun; read line; echo x > made.md || echo refused; ls; exit 3")
@@ -220,7 +248,7 @@ def test_a_killed_server_fails_closed(user_box: Box) -> None:
     assert "not connected" in errors
     assert not (user_box.source / "made.md").exists()
     assert running.returncode == 3
-    assert not [mount for mount in mounts.bonobofs_mounts() if user_box.top in mount.mountpoint.parents]
+    assert not is_mounted(user_box)
 
 
 def test_a_killed_companion_comes_back(user_box: Box) -> None:
