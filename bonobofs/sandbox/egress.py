@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy.allow_list import AllowList, canonical_host, is_public, parse_address, split_port
@@ -679,8 +679,8 @@ async def _run(helper: Helper, control: socket.socket, inside: str, key: str) ->
     return 0 if "ready" in answer else 1
 
 
-def main() -> int:
-    """Serve the sandbox of the launcher at the socket of the command line; the exit code."""
+def main() -> NoReturn:
+    """Serve the sandbox of the launcher at the socket of the command line, and exit."""
     helper = Helper()
     control = socket.socket(fileno=int(sys.argv[-1]))
     document = json.load(sys.stdin.buffer)
@@ -688,8 +688,11 @@ def main() -> int:
     if document.get("user") is not None and os.geteuid() == 0:
         _become(document["user"])
     syscalls.forbid_tracing()
-    return asyncio.run(_run(helper, control, os.path.join(document["session_dir"], INSIDE), key))
+    code = asyncio.run(_run(helper, control, os.path.join(document["session_dir"], INSIDE), key))
+    sys.stderr.flush()
+    # The interpreter's own exit would wait for the resolver's threads, and so for the host's name server.
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

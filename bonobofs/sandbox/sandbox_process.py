@@ -25,11 +25,10 @@ from bonobofs.system import syscalls
 from bonobofs.system.processes import plain_environment
 
 _SECONDS_TO_START: Final = 10.0
+_SECONDS_TO_END: Final = 5.0
 _LAST_STEP: Final = last_step.__file__
 _ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
-_RUN_EGRESS: Final = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.sandbox.egress import main; sys.exit(main())"
-)
+_RUN_EGRESS: Final = "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.sandbox.egress import main; main()"
 
 
 class Limits(NamedTuple):
@@ -95,7 +94,11 @@ class EgressProcess:
     def close(self) -> None:
         """End the process. Every connection of the sandbox ends."""
         self._socket.close()
-        self._process.wait()
+        try:
+            self._process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 class SandboxProcess:

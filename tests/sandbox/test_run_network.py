@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,18 @@ def test_a_command_has_the_network_of_its_lists(ordinary_user: OrdinaryUser, tmp
         connections = [entry for entry in box.entries() if entry["operation"] == "connect"]
     assert [entry["rule"] for entry in connections if entry["details"].get("host") == "good.test"] == ["network"] * 2
     assert {entry["details"]["port"] for entry in connections if entry["code"] == "NETWORK"} == {80, 443}
+
+
+@pytest.mark.root
+def test_a_silent_name_server_does_not_delay_the_end(ordinary_user: OrdinaryUser, tmp_path: Path) -> None:
+    """`run` ends with its command, although a thread of egress waits for the host's name server for a minute."""
+    box = Box(ordinary_user)
+    box.write_policy(f'{POLICY}[network]\nallow = ["silent.test"]\n')
+    with internet_and_host(tmp_path / "world") as (_, host):
+        (tmp_path / "world/host/resolv.conf").write_text("nameserver 8.8.8.8\noptions timeout:30 attempts:2\n")
+        box.network = host.enter()
+        began = time.monotonic()
+        done = box.run("curl", "-q", "-sS", "-m", "4", "http://silent.test/")
+        assert time.monotonic() - began < 25
+        assert (done.returncode, "timed out" in done.stderr) == (28, True)
+        assert '"name": "silent.test"' in (tmp_path / "world/log.jsonl").read_text()
