@@ -190,13 +190,19 @@ def _mount_worktree(home: Path, request: RunRequest, source: Path, guest: Guest 
         raise UsageError("--issue needs --agent: a worktree belongs to an agent")
     if guest is not None:
         raise UsageError("a worktree belongs to the user who makes it; use --issue as that user, without root")
-    wanted = worktrees.WorktreeRequest(source, request.issue, request.agent, request.role, request.policy)
+    wanted = worktrees.WorktreeRequest(
+        source,
+        request.issue,
+        request.agent,
+        request.role,
+        request.policy,
+        before_mount=lambda work: keeper.tell(mountpoint=str(work)),
+    )
     added = worktrees.add(home, wanted)
     if added.mounted is None:
         raise MountError(
             f"the worktree of {request.issue} is already mounted; unmount it first: bonobofs umount {added.work}"
         )
-    keeper.tell(mountpoint=str(added.work))
     return _Workspace(added.mounted, added.work, added.work)
 
 

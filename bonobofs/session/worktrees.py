@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -48,6 +48,8 @@ class WorktreeRequest(NamedTuple):
     """Start of a new branch; None: main, else master, else HEAD."""
     depends_on: Sequence[str] = ()
     """Issues whose commits must be in the base."""
+    before_mount: Callable[[Path], None] = lambda _: None
+    """Called with the path of the worktree before it is mounted."""
 
 
 class AddedWorktree(NamedTuple):
@@ -328,6 +330,7 @@ def _mount(home: Path, record: Worktree, request: WorktreeRequest) -> MountedSes
         issue=record.issue,
         policy_of=Path(record.repository),
     )
+    request.before_mount(where.work)
     return start(home, order)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from bonobofs.system import mounts, processes
 from tests.sandbox.boxes import POLICY, Box
+from tests.sandbox.test_run_view import make_repository
 from tests.support.wait import until
 from tests.support.world import OrdinaryUser
 
@@ -52,7 +53,7 @@ def nothing_is_left(box: Box) -> None:
         return not is_mounted(box)
 
     until(is_clean, "all processes and mounts end", seconds=SECONDS)
-    assert not list((box.state / "runs").iterdir())
+    assert not list(box.state.glob("runs/*"))
     assert "nothing is mounted" in box.bonobofs("status").stdout
     assert box.bonobofs("audit", "verify").returncode == 0
     closing = [entry for entry in box.entries() if entry["operation"] == "close"]
@@ -211,6 +212,16 @@ def test_nothing_survives_a_killed_launcher(box: Box) -> None:
     os.kill(_launcher(running.pid), signal.SIGKILL)
     running.communicate(timeout=SECONDS)
     nothing_is_left(box)
+
+
+def test_no_mounted_worktree_survives_a_launcher_that_is_killed_during_the_start(user_box: Box) -> None:
+    """The launcher has mounted the worktree, and is killed while it probes the mount."""
+    make_repository(user_box)
+    words = user_box.run_words("true", options=("--issue", "gt-7", "--agent", "alice", "--new"))
+    with subprocess.Popen(words, env=user_box.environment, cwd=user_box.source, stderr=subprocess.DEVNULL) as running:
+        until(lambda: is_mounted(user_box), "the mount appears", seconds=SECONDS)
+        running.kill()
+    nothing_is_left(user_box)
 
 
 def test_nothing_survives_a_terminal_that_hangs_up_during_the_start(box: Box) -> None:
