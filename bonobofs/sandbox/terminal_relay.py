@@ -148,10 +148,14 @@ class TerminalRelay:
                 termios.tcsetattr(0, termios.TCSADRAIN, self.saved)
 
     def suspend(self) -> None:
-        """Stop this process group, as Ctrl-Z does for a program without a sandbox; return when it continues."""
+        """Stop this process group, as Ctrl-Z does for a program without a sandbox; return when it continues.
+
+        The kernel discards SIGTSTP if no shell could continue the group. Then this returns at once.
+        """
         self._suspend_until = 0.0
         self.restore()
-        os.killpg(0, signal.SIGSTOP)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.killpg(0, signal.SIGTSTP)
         self._set_raw()
 
     def run(self, others: dict[int, Callable[[], None]], deadline: float, is_stopped: Callable[[], bool]) -> bool:

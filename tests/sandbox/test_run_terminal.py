@@ -24,17 +24,16 @@ SECONDS = 60.0
 
 
 class Terminal:
-    """A shell of the operator in a terminal."""
+    """The operator's terminal, with one program."""
 
-    def __init__(self, box: Box) -> None:
+    def __init__(self, box: Box, *program: str) -> None:
         self.box = box
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.chdir(box.source)
-            os.execve("/bin/bash", ["bash", "--norc", "-i"], {**box.environment, "PS1": "outer> ", "TERM": "dumb"})
+            os.execvpe(program[0], program, {**box.environment, "PS1": "outer> ", "TERM": "dumb"})
         self.seen = b""
         self.resize(30, 100)
-        self.expect("outer> ")
 
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
@@ -85,7 +84,9 @@ class Terminal:
 @pytest.fixture(params=["as a user", "as root for a user"])
 def terminal(request: pytest.FixtureRequest) -> Iterator[Terminal]:
     with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
-        made = Terminal(Box(OrdinaryUser(Path(name)), as_root=request.param == "as root for a user"))
+        box = Box(OrdinaryUser(Path(name)), as_root=request.param == "as root for a user")
+        made = Terminal(box, "bash", "--norc", "-i")
+        made.expect("outer> ")
         yield made
         made.close()
 
@@ -137,6 +138,20 @@ def test_ctrl_z_suspends_a_program_that_is_no_shell(terminal: Terminal) -> None:
     terminal.type("\x03")
     terminal.expect("outer> ")
     assert "130" in terminal.command("echo $?", "outer> ")
+
+
+def test_ctrl_z_without_a_shell_does_not_stop_the_program(ordinary_user: OrdinaryUser) -> None:
+    """No process would continue it, as under `ssh -t host bonobofs run`."""
+    box = Box(ordinary_user)
+    terminal = Terminal(box, *box.run_words("sh", "-c", "echo begun; exec cat"))
+    terminal.expect("begun")
+    terminal.type("\x1a")
+    terminal.expect("^Z")
+    terminal.type("two\n")
+    terminal.expect("two\r\ntwo")
+    terminal.type("\x03")
+    assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == 130
+    os.close(terminal.fd)
 
 
 def test_a_paste_that_the_command_reads_slowly_arrives_whole(terminal: Terminal) -> None:
