@@ -41,6 +41,8 @@ PROXY_PORT: Final = 3128
 CAPTURED_PORTS: Final = (22, 80, 443)
 """Ports that egress listens on besides DNS_PORT, PROXY_PORT and the ports of the lists."""
 MAX_CONNECTIONS: Final = 1000
+_LEAST_CONNECTIONS: Final = 16
+"""Limit of the connections if the ports could use all descriptors."""
 HEAD_SECONDS: Final = 30.0
 """How long a client may take to send the first bytes, which name its destination."""
 CONNECT_SECONDS: Final = 10.0
@@ -126,7 +128,8 @@ class Egress:
         self._list_error = ""
         self._live: Final[dict[Client, None]] = {}
         """The connections, the one with the oldest transfer first."""
-        self._limit: Final = min(MAX_CONNECTIONS, (syscalls.raise_limit() - 2 * MAX_PORTS) // 2)
+        descriptors = syscalls.raise_limit() - 2 * MAX_PORTS
+        self._limit: Final = max(_LEAST_CONNECTIONS, min(MAX_CONNECTIONS, descriptors // 2))
         self._listeners: Final[dict[int, asyncio.Task[None]]] = {}
         self._tasks: Final[list[asyncio.Task[None]]] = []
         self._recorder: socket.socket

@@ -80,3 +80,14 @@ def test_a_silent_name_server_does_not_delay_the_end(ordinary_user: OrdinaryUser
         assert time.monotonic() - began < 25
         assert (done.returncode, "timed out" in done.stderr) == (28, True)
         assert '"name": "silent.test"' in (tmp_path / "world/log.jsonl").read_text()
+
+
+@pytest.mark.root
+def test_a_low_limit_of_descriptors_leaves_connections(ordinary_user: OrdinaryUser, tmp_path: Path) -> None:
+    box = Box(ordinary_user)
+    box.write_policy(f'{POLICY}[network]\nallow = ["good.test"]\n')
+    with internet_and_host(tmp_path / "world") as (_, host):
+        box.network = ["prlimit", "--nofile=1024:1024", "--", *host.enter()]
+        script = "for n in 1 2 3; do curl -q -sS -m 20 http://good.test/$n; done"
+        done = box.run("sh", "-c", script)
+    assert (done.returncode, done.stdout.count("good.test 0")) == (0, 3), done.stderr
