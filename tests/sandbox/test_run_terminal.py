@@ -7,16 +7,20 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import tempfile
 import termios
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from bonobofs.system.mounts import bonobofs_mounts
 from tests.sandbox.boxes import Box
+from tests.support.wait import until
 from tests.support.world import OrdinaryUser
 
 pytestmark = pytest.mark.root
@@ -76,9 +80,24 @@ class Terminal:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def close(self) -> None:
-        self.type("exit\n")
+        """End the shell, and the command in its foreground that a failed test has left."""
+        foreground = os.tcgetpgrp(self.fd)
+        os.killpg(foreground, signal.SIGKILL)
+        if foreground != self.pid:
+            os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         os.close(self.fd)
+        until(lambda: not any(self.box.top in each.mountpoint.parents for each in bonobofs_mounts()), "it is unmounted")
+
+
+def in_foreground(*command: str) -> bool:
+    """Return True if a process with this command line has its terminal and is not stopped."""
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (directory / "cmdline").read_text() == "\0".join((*command, "")):
+                state, _, group, _, _, foreground = (directory / "stat").read_text().rpartition(") ")[2].split()[:6]
+                return group == foreground and state != "T"
+    return False
 
 
 @pytest.fixture(params=["as a user", "as root for a user"])
@@ -106,13 +125,14 @@ def test_a_shell_has_job_control_and_the_size_of_the_terminal(terminal: Terminal
     terminal.expect("inner> ")
     assert "50 132" in terminal.command("stty size", "50 132") + "50 132"
     terminal.expect("inner> ")
-    terminal.type("sh -c 'echo begun; exec sleep 1000'\n")
+    seconds = str(1000 + os.getpid())
+    terminal.type(f"sh -c 'echo begun; exec sleep {seconds}'\n")
     terminal.expect("\nbegun")
     terminal.type("\x1a")
     terminal.expect("Stopped")
     terminal.expect("inner> ")
     terminal.type("fg; echo jo''b $?\n")
-    terminal.expect("exec sleep 1000'\r\n")
+    until(lambda: in_foreground("sleep", seconds), "the job has the terminal")
     terminal.type("\x03")
     terminal.expect("inner> ")
     assert "130" in terminal.command("echo $?", "inner> ")
