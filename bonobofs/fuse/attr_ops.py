@@ -294,7 +294,7 @@ class AttrOps:
         size = 0 if st is None else st.st_size
         request, context = change.request(kind, size, existing, privileged=self._mount.source.privileged)
         if node is not None and st is not None and kind is Kind.FILE:
-            context = self._mount.with_foreign_names(node, st, request.operation, context)
+            context = self._mount.with_foreign_names(node, st, request.operation, context, request.path)
         decision = self._mount.enforcer.explain(request, context, change.role)
         if change.to is None:
             return request, decision

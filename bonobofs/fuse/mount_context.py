@@ -378,9 +378,16 @@ class MountContext:
         return p.ENTRY_OUT.pack(node.id, 0, 0, 0, 0, 0) + p.pack_attr(st)
 
     def with_foreign_names(
-        self, node: Node, st: os.stat_result, operation: Operation, context: Context = EXISTS
+        self,
+        node: Node,
+        st: os.stat_result,
+        operation: Operation,
+        context: Context = EXISTS,
+        own: WorkspacePath | None = None,
     ) -> Context:
         """Return `context` with the number of names of the file under which the change is not permitted.
+
+        `own` is the name under which the change is judged, by default that of the node.
 
         A hard link may have names under several rules. The engine decides the change for each known name. Names that
         are unknown, or no longer lead to the file, count as not permitted.
@@ -404,8 +411,9 @@ class MountContext:
                     # permitted there.
                     good += node.layer is not Layer.SOURCE or not verdict.layer
                 else:
-                    # If the node's own name is leased, the decision for it says so and names the holder.
-                    good += verdict.code is Code.LEASED and (parent, name) == (node.parent, node.name)
+                    # If the own name is leased, the decision for it says so and names the holder.
+                    path = self.path(node) if own is None else own
+                    good += verdict.code is Code.LEASED and self.join(parent, name) == path
         return context._replace(foreign_names=st.st_nlink - good)
 
     def layer_context(self, node: Node) -> Context:

@@ -118,7 +118,7 @@ def _run(program: str, *arguments: str, environment: dict[str, str] | None = Non
     except FileNotFoundError as error:
         raise StateError(f"{program} is missing; install postgresql-client") from error
     if ran.returncode:
-        reason = ran.stderr.strip().partition("\n")[0] or f"exit code {ran.returncode}"
+        reason = ran.stderr.strip().partition("\n")[0] or f"exit status {ran.returncode}"
         raise StateError(f"{program} failed, and nothing was changed: {reason}")
     return ran.stdout
 

@@ -198,7 +198,7 @@ def test_a_directory_of_the_source_at_a_scratch_path_has_its_own_reason(mounted:
         (world.path / "out/held").rename(world.path / "out/moved")
     last = json.loads((world.path / ".bonobofs/denials.jsonl").read_text().splitlines()[-1])
     assert (last["code"], last["path"]) == ("ELSEWHERE", "out/held")
-    assert last["reason"].startswith("The source holds this at a scratch path.")
+    assert last["reason"].startswith("The source has this at a scratch path.")
 
 
 def test_executable_content_below_a_directory_is_detected(mounted: Mounted) -> None:

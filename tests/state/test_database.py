@@ -306,7 +306,7 @@ def test_the_password_is_not_an_argument_of_pg_dump(
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\necho "$PGPASSWORD" > {tmp_path}/given\nexit 3\n')
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    with Database.open(home) as database, pytest.raises(StateError, match=r"pg_dump failed.*it ended with 3"):
+    with Database.open(home) as database, pytest.raises(StateError, match=r"pg_dump failed.*exit status 3"):
         backup.create_backup(database)
     assert (tmp_path / "given").read_text() == f"{SECRET}\n"
     assert SECRET not in (tmp_path / "arguments").read_text()
