@@ -124,8 +124,8 @@ class Server:
         try:
             target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
             connection.request("POST", target, body, headers)
-            answer = connection.getresponse()
-            data = answer.read(LARGEST)
+            with connection.getresponse() as answer:  # an answer that was not read to its end keeps the socket open
+                data = answer.read(LARGEST)
         except (OSError, http.client.HTTPException) as error:
             reason = watch.reason or error_text(error)
             raise MailError(f"{self.url} closed the connection: {self._line(reason)}", carried_out=None) from error
