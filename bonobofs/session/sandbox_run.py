@@ -411,10 +411,14 @@ class _Runner:
             raise
         self._report(f"layers in force: {self._layers()}")
         relay.begin()
+        # The command may run before its failure is known. A signal that arrives then waits for the handlers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         try:
             failure = sandbox.release(
                 self._view, command, Limits(self._policy.processes, int(self._policy.memory or 0))
             )
+            self._install_signals(sandbox, relay)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
             if failure:
                 code, _, text = failure.partition(" ")
                 if code == "125":
@@ -439,7 +443,6 @@ class _Runner:
     def _serve(self, sandbox: SandboxProcess, relay: TerminalRelay) -> None:
         """Move bytes and pass signals on until the sandbox ends."""
         ends_at = _FOREVER if self._policy.time is None else time.monotonic() + self._policy.time
-        self._install_signals(sandbox, relay)
         ended = False
         others: dict[int, Callable[[], None]] = {}
 
