@@ -47,7 +47,7 @@ def fill_queue(source: Path) -> None:
 
 _USE_ALL_WATCHES: Final = """
 import ctypes, os, sys
-directory, spared, each = sys.argv[1], int(sys.argv[2]), 2000
+directory, spared, each = sys.argv[1], *map(int, sys.argv[2:])
 libc = ctypes.CDLL(None, use_errno=True)
 names = [os.path.join(directory, str(number)).encode() for number in range(each)]
 for name in names:
@@ -71,10 +71,12 @@ def too_few_watches(source: Path) -> Iterator[None]:
     """Make 40 directories in the source while the user has at most 10 inotify watches left."""
     for number in range(40):
         (source / f"{number}").mkdir()
+    watches, instances = (int((LIMITS / f"max_user_{name}").read_text()) for name in ("watches", "instances"))
+    each = watches // (instances // 2) + 100  # half of the instances suffice
     with (
         tempfile.TemporaryDirectory() as directory,
         subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _USE_ALL_WATCHES, directory, "10"],
+            [sys.executable, "-I", "-S", "-c", _USE_ALL_WATCHES, directory, "10", str(each)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
