@@ -8,6 +8,7 @@ import pytest
 
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.policy import examples
+from bonobofs.policy.compiled import Policy
 from bonobofs.policy.decision import Code, Denied, Layer
 from bonobofs.policy.document import load
 from bonobofs.policy.engine import allowed_directories, callable_words, compile_policy, decide, describe
@@ -22,9 +23,13 @@ MB, KB = 1_000_000, 1_000
 
 
 def code(
-    path: str, operation: Operation = Operation.WRITE_FILE, known: Context = NO_FACTS, kind: Kind = Kind.FILE
+    path: str,
+    operation: Operation = Operation.WRITE_FILE,
+    known: Context = NO_FACTS,
+    kind: Kind = Kind.FILE,
+    policy: Policy = POLICY,
 ) -> str:
-    decision = decide(POLICY, ALICE, Request(operation, WorkspacePath(path), kind), known)
+    decision = decide(policy, ALICE, Request(operation, WorkspacePath(path), kind), known)
     return decision.code.value if isinstance(decision, Denied) else "allowed"
 
 
@@ -339,6 +344,9 @@ def test_every_denial_says_what_to_do() -> None:
 
 
 def test_every_denial_code_can_occur() -> None:
+    narrow = compile_policy({**DOCUMENT, "secrets": ["tests/key.py"], "network": {"allow": ["example.com"]}})
+    assert code("tests/key.py") == "allowed"
+    assert code("", Operation.CONNECT, Context(endpoint=("example.com", 443)), policy=narrow) == "allowed"
     met = {
         code("a/../b"),
         code("tests/x", Operation.MKNOD, kind=Kind.DEVICE),
@@ -350,6 +358,8 @@ def test_every_denial_code_can_occur() -> None:
         code("README.md", Operation.DELETE_FILE),
         code("x"),
         code("tests/a.py", known=Context(size=MB)),
+        code("tests/key.py", policy=narrow),
+        code("", Operation.CONNECT, Context(endpoint=("example.org", 443)), policy=narrow),
     }
     elsewhere = {
         Code.ROLE,
