@@ -259,7 +259,7 @@ class Policy:
         A path is no secret if git tracks it or a path below it, if it is scratch, or if its name ends like that of an
         example (`.env.example`).
         """
-        found = self.secrets.find(parts) if self.secrets else []
+        found = self.secrets.find(parts) if parts and self.secrets else []
         if not found or parts[-1].endswith(_EXAMPLES) or self.repository_of(parts) is not None:
             return None
         if self.tracked is not None and self.tracked.names("/".join(parts)):

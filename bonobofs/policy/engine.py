@@ -105,7 +105,7 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
     leaves = context.leaves
     if operation in _NOT_PLAIN:
         if operation is Operation.CONNECT:
-            return _by_allow_list(policy, request, context)
+            return _by_allow_list(policy, agent, request, context)
         if operation in OF_A_GATE:
             return _by_lists(policy, agent, request, _not_a_place(path, parts, operation, dotted, leaves=False))
         leaves = True
@@ -140,8 +140,10 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
     return tuple.__new__(Denied, (*refusal, path, operation, None, ""))
 
 
-def _by_allow_list(policy: Policy, request: Request, context: Context) -> Decision:
+def _by_allow_list(policy: Policy, agent: Principal, request: Request, context: Context) -> Decision:
     """Decide a connection by [network] of the policy."""
+    if agent.role not in policy.roles:
+        return Denied(*policy.unknown_role, request.path, request.operation)
     if not request.path and policy.network.admits(*context.endpoint):
         return Permit(denials.NETWORK_RULE)
     return Denied(*denials.NETWORK["policy"], request.path, request.operation)

@@ -13,7 +13,9 @@ import pytest
 from bonobofs.errors import UsageError
 from bonobofs.guards import FileTools
 from bonobofs.policy.compiled import Tracked, compile_policy
-from bonobofs.policy.decision import Code
+from bonobofs.policy.decision import Code, Permit
+from bonobofs.policy.engine import decide
+from bonobofs.policy.request import Kind, Operation, Principal, Request, WorkspacePath
 from bonobofs.session import open_session
 from bonobofs.session.registration import MOST, find_tracked
 from tests.support.users import outcome
@@ -124,6 +126,13 @@ def test_a_secret_next_to_many_tracked_ones_is_hidden(secret_source: Path, home:
     assert known.secret(["certs", "7.pem"]) is None
     assert known.secret(["public", ".env"]) is None
     assert known.secret([".env"]) is not None
+
+
+def test_the_root_is_no_secret() -> None:
+    policy = compile_policy({"secrets": ["**"], "default": "allow"})
+    request = Request(Operation.SET_MODE, WorkspacePath(""), Kind.DIRECTORY)
+    assert isinstance(decide(policy, Principal("alice", "id", "agent"), request), Permit)
+    assert policy.secret(["a"]) is not None
 
 
 def test_the_file_tools_know_no_secrets(home: Path, secret_source: Path, tmp_path: Path) -> None:

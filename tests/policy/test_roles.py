@@ -149,3 +149,10 @@ def test_the_permit_names_the_role_and_its_word() -> None:
     agent = ALICE._replace(role="r")
     assert decide(policy, agent, Request(Operation.CHECKOUT_BRANCH, ROOT)) == Permit("role:r:git:switch")
     assert decide(policy, agent, Request(Operation.REMOVE_DEPENDENCY, ROOT)) == Permit("role:r:beads:dep")
+
+
+def test_an_undefined_role_may_not_connect() -> None:
+    document = {"network": {"allow": ["*"]}}
+    known = Context(endpoint=("example.com", 443))
+    assert code(document, "agent", Operation.CONNECT, known=known) == "allowed"
+    assert code(document, "nobody", Operation.CONNECT, known=known) == "ROLE"
