@@ -98,4 +98,6 @@ def _is_there(world: World, step: Step, operation: str) -> bool:
     linked = any(name.startswith(".bonobofs-") for name in os.listdir(world.source / "notes"))
     if step.delay == "delay_enter":
         return linked or "linkat" in step.call
+    if "rename" in step.call:
+        return _content(world.source / step.target) == NEW
     return linked or _content(world.source / step.target) == NEW
