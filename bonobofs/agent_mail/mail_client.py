@@ -34,7 +34,7 @@ _SCHEMES: Final[dict[str, type[http.client.HTTPConnection]]] = {
 }
 
 
-class Server:
+class MailServer:
     """One server. Every request has a connection of its own.
 
     The server can close a kept connection at any time; the client then could not know if it executed the request.
@@ -222,7 +222,7 @@ class Tokens(Protocol):
 class Mailbox:
     """One sender on one server. It connects at the first use."""
 
-    def __init__(self, server: Server, address: Address, tokens: Tokens) -> None:
+    def __init__(self, server: MailServer, address: Address, tokens: Tokens) -> None:
         """Nothing is sent yet."""
         self._server = server
         self._address = address

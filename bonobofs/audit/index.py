@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 from bonobofs.audit.entry import AuditEntry, other_paths
-from bonobofs.audit.reader import EPOCH, Change, entries_of, trails_in
+from bonobofs.audit.reader import EPOCH, RecordedChange, entries_of, trails_in
 from bonobofs.audit.trail_storage import open_trail, size_of, stat_trail
 from bonobofs.system.locks import locked, locked_if_free
 
@@ -121,7 +121,7 @@ class Progress(NamedTuple):
     """One message for each trail that cannot be read."""
 
 
-class Index:
+class AuditIndex:
     """The index of one state directory. Several processes may use it; one at a time reads the trails."""
 
     def __init__(self, home: Path, name: str, tables: IndexTables, *, batch: int = ENTRIES_AT_ONCE) -> None:
@@ -177,11 +177,11 @@ class Index:
                 self._tables.forget_trail(session)
         return self.catch_up()
 
-    def changes(self, query: IndexQuery) -> Iterator[Change]:
+    def changes(self, query: IndexQuery) -> Iterator[RecordedChange]:
         """Return the matching changes by time; each trail keeps its order. A path finds a rename by both names."""
         for found in self._tables.find(query):
             outcome = AuditEntry.from_line(found.outcome) if found.outcome is not None else None
-            yield Change(AuditEntry.from_line(found.line), outcome)
+            yield RecordedChange(AuditEntry.from_line(found.line), outcome)
 
     def count(self, query: IndexQuery, group_by: GroupBy, most: int | None = None) -> list[Count]:
         """Count the matching changes by a field, the most frequent value first. Alerts and events do not count."""

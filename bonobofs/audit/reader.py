@@ -128,7 +128,7 @@ class Follower:
         return sorted(found, key=lambda entry: entry.timestamp)
 
 
-class Change(NamedTuple):
+class RecordedChange(NamedTuple):
     """An entry, and the outcome if the entry is an intent that has one."""
 
     entry: AuditEntry

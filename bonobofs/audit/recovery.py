@@ -50,7 +50,7 @@ KEEPS_CONTENT: Final = frozenset(
 FOREVER: Final = float("inf")
 
 
-class Difference(NamedTuple):
+class SourceDifference(NamedTuple):
     """A path at which the source differs from the trails."""
 
     path: str
@@ -222,7 +222,7 @@ def _changes_names(intent: AuditEntry) -> bool:
     return intent.action in ("create", "delete") or intent.operation == Operation.RENAME
 
 
-def compare(source: Path, trails: Sequence[tuple[Path, Path]]) -> Iterator[Difference]:
+def compare(source: Path, trails: Sequence[tuple[Path, Path]]) -> Iterator[SourceDifference]:
     """Yield the differences between a source and its trails, in no order; none if all trails are closed.
 
     `trails` are the trails of all sessions of this source, each with its head. Trails without a closing entry determine
@@ -237,7 +237,7 @@ def compare(source: Path, trails: Sequence[tuple[Path, Path]]) -> Iterator[Diffe
     yield from _Comparison(source, record, max(_whole_until(*pair) for pair in ended_open) - SLACK).run()
 
 
-def enter(trail: Trail, differences: Iterable[Difference], protected: Callable[[str], bool]) -> int:
+def enter(trail: Trail, differences: Iterable[SourceDifference], protected: Callable[[str], bool]) -> int:
     """Record each difference as an event, and one of a protected path also as an alert; return their number.
 
     After MOST events, one last entry counts the differences without an alert. TrailError: some are not recorded.
@@ -265,11 +265,11 @@ class _Comparison:
         self._record = record
         self._since = since
         self._device = source.stat().st_dev
-        self._linked: dict[int, list[Difference]] = {}
+        self._linked: dict[int, list[SourceDifference]] = {}
         """Unexplained differences of hard-linked files, by inode; another name of the file may still explain them."""
         self._linked_explained: set[int] = set()
 
-    def run(self) -> Iterator[Difference]:
+    def run(self) -> Iterator[SourceDifference]:
         root = self._record.root
         yield from self._judge("", self._source.stat(), root)
         waiting: list[tuple[str, _Node | None]] = [("", root)]
@@ -291,7 +291,7 @@ class _Comparison:
 
     def _directory(
         self, descriptor: int, path: str, node: _Node | None, waiting: list[tuple[str, _Node | None]]
-    ) -> Iterator[Difference]:
+    ) -> Iterator[SourceDifference]:
         children = node.children if node is not None else {}
         seen = set()
         with os.scandir(descriptor) as listing:
@@ -312,15 +312,15 @@ class _Comparison:
             if name not in seen:
                 yield from self._absent(f"{path}/{name}" if path else name, child)
 
-    def _judge(self, path: str, status: os.stat_result, node: _Node | None) -> Iterator[Difference]:
+    def _judge(self, path: str, status: os.stat_result, node: _Node | None) -> Iterator[SourceDifference]:
         has_other_names = status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode)
         # A change of a hard-linked file shows at all its names, and rename(2) between two of its names does nothing.
         if node is not None and not has_other_names:
             if node.exists is False:
-                yield Difference(path, "exists, and the trails record its removal")
+                yield SourceDifference(path, "exists, and the trails record its removal")
                 return
             if node.size not in (None, status.st_size) and stat.S_ISREG(status.st_mode):
-                yield Difference(path, f"has {status.st_size} bytes, and the trails record {node.size}")
+                yield SourceDifference(path, f"has {status.st_size} bytes, and the trails record {node.size}")
                 return
         if status.st_ctime <= self._since:
             return
@@ -328,7 +328,7 @@ class _Comparison:
             path, status.st_ctime
         )
         moment = datetime.fromtimestamp(status.st_ctime, UTC)
-        difference = Difference(path, f"was changed at {instant(moment)}, and no trail records the change")
+        difference = SourceDifference(path, f"was changed at {instant(moment)}, and no trail records the change")
         if has_other_names and (explained or self._record.names.explains(status.st_ctime)):
             self._linked_explained.add(status.st_ino)
         elif has_other_names:
@@ -336,13 +336,13 @@ class _Comparison:
         elif not explained:
             yield difference
 
-    def _absent(self, path: str, node: _Node) -> Iterator[Difference]:
+    def _absent(self, path: str, node: _Node) -> Iterator[SourceDifference]:
         """Yield the topmost names at and below an absent `path` that exist according to the trails."""
         waiting = [(path, node)]
         while waiting:
             below, node = waiting.pop()
             if node.exists:
-                yield Difference(below, "is missing, and the trails record that it exists")
+                yield SourceDifference(below, "is missing, and the trails record that it exists")
             elif node.exists is None:
                 waiting += [(f"{below}/{name}", child) for name, child in node.children.items()]
 

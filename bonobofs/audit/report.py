@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import COUNTS, LAYER, REPLACES, AuditEntry, instant
 from bonobofs.audit.path_history import PathNode
-from bonobofs.audit.reader import UNREADABLE, Change
+from bonobofs.audit.reader import UNREADABLE, RecordedChange
 from bonobofs.audit.recovery import OUT_OF_BAND
 from bonobofs.audit.report_markdown import render
 from bonobofs.policy.request import Operation
@@ -69,7 +69,7 @@ class _Node(PathNode):
         self.written = 0
 
 
-class Report:
+class ChangeReport:
     """The sum of the changes so far. Its size depends on the number of paths, not on the number of changes."""
 
     def __init__(self, sessions: Mapping[str, SessionFacts]) -> None:
@@ -85,7 +85,7 @@ class Report:
         self._unfinished: list[AuditEntry] = []
         self._counts = dict.fromkeys(_COUNTED, 0)
 
-    def add(self, changes: Iterable[Change]) -> None:
+    def add(self, changes: Iterable[RecordedChange]) -> None:
         """Add changes in the order of time."""
         for change in changes:
             self._add(change)
@@ -117,7 +117,7 @@ class Report:
         """Return Markdown for a pull request."""
         return render(self.document())
 
-    def _add(self, change: Change) -> None:
+    def _add(self, change: RecordedChange) -> None:
         entry, counts = change.entry, self._counts
         self._meet(entry)
         if entry.operation == UNREADABLE:
@@ -169,7 +169,7 @@ class Report:
         refusal.times += times
         refusal.paths.setdefault(entry.path)
 
-    def _change(self, change: Change) -> None:
+    def _change(self, change: RecordedChange) -> None:
         entry = change.entry
         if entry.guard != "file":
             return  # the path of an issue or of a git command is not that of a file
@@ -256,7 +256,7 @@ class Report:
         return [{"rule": rule, "code": code, "times": times} for (rule, code), times in top[:10]]
 
 
-def _made(change: Change) -> int:
+def _made(change: RecordedChange) -> int:
     """Return the number of changes of an intent: 1, or the sum of a scratch counter."""
     counts = change.outcome.details.get(COUNTS) if change.outcome is not None else None
     if not isinstance(counts, dict):

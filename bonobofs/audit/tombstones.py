@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import ZERO
 from bonobofs.audit.reader import last, read
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.errors import TrailError
 
 PRUNED: Final = "pruned"
@@ -74,7 +74,7 @@ def appending(home: Path, agent: str) -> Iterator[Trail]:
 
     Cuts off an incomplete last line, which a crash can leave. TrailError.
     """
-    path, head, identity = record_path(home), record_head(home), Identity(PRUNED, agent, "")
+    path, head, identity = record_path(home), record_head(home), TrailIdentity(PRUNED, agent, "")
     if not path.exists() and not head.exists():
         trail = Trail.create(path, head, identity)
     else:
@@ -88,7 +88,7 @@ def appending(home: Path, agent: str) -> Iterator[Trail]:
         trail.close(final=False)
 
 
-def _resumed(path: Path, head: Path, identity: Identity) -> Trail:
+def _resumed(path: Path, head: Path, identity: TrailIdentity) -> Trail:
     entries = last(path, 1)
     seq, link = (entries[0].seq, entries[0].hash) if entries else (0, ZERO)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -64,7 +64,7 @@ class Damage(enum.StrEnum):
     """The session's document cannot be read."""
 
 
-class Status(enum.StrEnum):
+class TrailStatus(enum.StrEnum):
     """How a session's trail ends."""
 
     CLOSED = "closed"
@@ -103,11 +103,11 @@ class Unfinished(NamedTuple):
 
 
 @dataclass(slots=True)
-class Report:
+class TrailReport:
     """The result for one session's trail."""
 
     session: str
-    status: Status = Status.CRASHED
+    status: TrailStatus = TrailStatus.CRASHED
     entries: int = 0
     torn: bool = False
     """The last line is incomplete, as after a crash. No change was made under an incomplete intent."""
@@ -117,7 +117,7 @@ class Report:
     """Intents without outcome beyond OPEN_INTENTS."""
 
 
-class Head(NamedTuple):
+class TrailHead(NamedTuple):
     """The content of a head file."""
 
     seq: int
@@ -133,7 +133,7 @@ def verify(
     describe: Callable[[str], Describe | None] = lambda _: None,
     expected: Collection[str] = (),
     pruned: Tombstones = dict,
-) -> Iterator[Report]:
+) -> Iterator[TrailReport]:
     """Verify every trail of a state directory; yield the reports sorted by session.
 
     `live` returns whether the process of a session runs. `describe` returns the function that describes the files of a
@@ -145,18 +145,18 @@ def verify(
         try:
             report = verify_trail(*paths, session=session, live=live(session), describe=describe(session))
             # Another process may prune a trail during this call. It writes the tombstone before it removes the trail.
-            if report.status is Status.GONE and (tombstone := pruned().get(session)) is not None:
+            if report.status is TrailStatus.GONE and (tombstone := pruned().get(session)) is not None:
                 report = _pruned(tombstone, paths[1])
             yield report
         except TrailError as error:
-            yield Report(session, findings=[Finding(session, Damage.TRAIL, None, None, str(error))])
+            yield TrailReport(session, findings=[Finding(session, Damage.TRAIL, None, None, str(error))])
 
 
 def verify_trail(
     trail: Path, head_path: Path, *, session: str, live: bool = False, describe: Describe | None = None
-) -> Report:
+) -> TrailReport:
     """Verify one trail against its head. TrailError: it exists and cannot be read."""
-    report = Report(session)
+    report = TrailReport(session)
     walk = _Walk(report)
     # Read the head first, so that a growing trail has at least the head's entries.
     head = _judged_head(head_path, report)
@@ -166,7 +166,7 @@ def verify_trail(
             for raw in lines_of(stream):
                 walk.take(raw)
     except FileNotFoundError:
-        report.status = Status.GONE
+        report.status = TrailStatus.GONE
         message = f"{trail} is missing" if head is not None else f"{trail} is missing, and its head cannot be read"
         report.findings.insert(0, Finding(session, Damage.TRAIL, None, None, message))
         return report
@@ -175,14 +175,14 @@ def verify_trail(
     walk.end()
     if live and report.entries == 0 and head is None:
         report.findings.clear()  # The session is creating the trail. It creates the head after it.
-    report.status = Status.CLOSED if walk.closed else Status.OPEN if live else Status.CRASHED
+    report.status = TrailStatus.CLOSED if walk.closed else TrailStatus.OPEN if live else TrailStatus.CRASHED
     report.unfinished = [_unfinished(seq, intent, describe) for seq, intent in walk.intents.items()]
     return report
 
 
-def _pruned(tombstone: Tombstone, head_path: Path) -> Report:
+def _pruned(tombstone: Tombstone, head_path: Path) -> TrailReport:
     """Report on a pruned trail. An interrupted pruning leaves the head."""
-    report = Report(tombstone.session, Status.PRUNED)
+    report = TrailReport(tombstone.session, TrailStatus.PRUNED)
     try:
         head = read_head(head_path)
     except (FileNotFoundError, TrailError):
@@ -193,7 +193,7 @@ def _pruned(tombstone: Tombstone, head_path: Path) -> Report:
     return report
 
 
-def read_head(path: Path) -> Head:
+def read_head(path: Path) -> TrailHead:
     """Read a head file. FileNotFoundError; TrailError: it is damaged or cannot be read."""
     try:
         data = path.read_bytes()[: HEAD_SIZE + 1]
@@ -211,7 +211,7 @@ def read_head(path: Path) -> Head:
         raise TrailError(f"the head {path} is damaged") from None
     if type(seq) is not int or not isinstance(link, str) or len(data) != HEAD_SIZE:
         raise TrailError(f"the head {path} is damaged")
-    return Head(seq, link, settled)
+    return TrailHead(seq, link, settled)
 
 
 def describe_below(source: Path) -> Describe:
@@ -250,7 +250,7 @@ class _Line(NamedTuple):
 class _Break:
     """The first line at which the chain breaks, and the evidence of the lines after it."""
 
-    def __init__(self, line: _Line, before: _Line | None, head: Head | None) -> None:
+    def __init__(self, line: _Line, before: _Line | None, head: TrailHead | None) -> None:
         self.line = line
         self.head = head
         self.before = before
@@ -337,9 +337,9 @@ class _Break:
 class _Walk:
     """The state while one trail is read."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: TrailReport) -> None:
         self._report = report
-        self.head: Head | None = None
+        self.head: TrailHead | None = None
         self.closed = False
         self.intents: dict[int, dict[str, Any]] = {}
         """Allowed intents that have no outcome yet."""
@@ -464,7 +464,7 @@ def _parsed(raw: bytes, number: int, session: str) -> _Line:
     return _Line(number, False, seq, prev, stated, {})
 
 
-def _judged_head(path: Path, report: Report) -> Head | None:
+def _judged_head(path: Path, report: TrailReport) -> TrailHead | None:
     try:
         return read_head(path)
     except FileNotFoundError:

@@ -39,7 +39,7 @@ CLOSE: Final = "close"
 """Operation of the last event of a trail that was closed cleanly."""
 
 
-class Identity(NamedTuple):
+class TrailIdentity(NamedTuple):
     """The session and the agent of a trail."""
 
     session: str
@@ -61,7 +61,7 @@ class Trail:
     """
 
     def __init__(
-        self, descriptor: int, head_descriptor: int, identity: Identity, path: Path, end: End = (0, ZERO, 0)
+        self, descriptor: int, head_descriptor: int, identity: TrailIdentity, path: Path, end: End = (0, ZERO, 0)
     ) -> None:
         """Append through two open descriptors. The trail ends at `end`; by default both files are empty."""
         self.path: Final = path
@@ -90,7 +90,7 @@ class Trail:
         self._ends: Final[dict[tuple[str, str, str], str]] = {}
 
     @classmethod
-    def create(cls, path: Path, head_path: Path, identity: Identity) -> Trail:
+    def create(cls, path: Path, head_path: Path, identity: TrailIdentity) -> Trail:
         """Create the trail and its head file with mode 0600. TrailError: one exists, or cannot be created."""
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         created: dict[Path, int] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bonobofs.beads.bd_client import BdClient, Beads, Stored, find_beads
+from bonobofs.beads.bd_client import BdClient, IssueStore, Stored, find_beads
 from bonobofs.beads.issue import BeadsIssue, Comment, Edge, Issues, NewIssue
 
-__all__ = ["BdClient", "Beads", "BeadsIssue", "Comment", "Edge", "Issues", "NewIssue", "Stored", "find_beads"]
+__all__ = ["BdClient", "BeadsIssue", "Comment", "Edge", "IssueStore", "Issues", "NewIssue", "Stored", "find_beads"]

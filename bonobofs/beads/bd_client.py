@@ -1,10 +1,10 @@
 r"""Read and change the issues of one workspace through bd, and read every change back.
 
-    beads = Beads(find_beads(source), home, agent)
-    with beads.turn() as turn:
-        before = turn.everything()
+    store = IssueStore(find_beads(source), home, agent)
+    with store.locked_client() as client:
+        before = client.everything()
         ...
-        changed = turn.close_issue("gt-a1f", permit)
+        changed = client.close_issue("gt-a1f", permit)
 
 bonobofs ignores bd's exit status: bd has exited with 0 without storing anything, and with other values after storing
 everything. The client lists the issues after each change and compares. A change that is stored completely succeeds,
@@ -87,8 +87,8 @@ def _main_worktree(source: Path) -> Path | None:
     return common.parent if is_registered and common.name == ".git" else None
 
 
-class Beads:
-    """bd on one `.beads`, for one agent. May be used by several threads. The first turn starts the first bd."""
+class IssueStore:
+    """The issues in one `.beads`, for one agent. Several threads may use it. The first `locked_client` starts bd."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Beads:
         """Identity of the `.beads` and the program that were checked last."""
 
     @contextmanager
-    def turn(self) -> Iterator[BdClient]:
+    def locked_client(self) -> Iterator[BdClient]:
         """Hold the lock of the issues, which all processes of bonobofs use, and give a client.
 
         Raises BeadsError if bd is missing, not supported or uses another database, or if the lock is not free in time.
@@ -180,7 +180,7 @@ class Stored:
 
 
 class BdClient:
-    """bd within `Beads.turn`, for one thread. Ids are full. An unknown issue is a BeadsError, except for `find`.
+    """bd under the lock of the issues, for one thread. Ids are full. An unknown issue is a BeadsError except in `find`.
 
     Each change costs one call of bd and one `list`. `everything` caches the list until the next change.
     """

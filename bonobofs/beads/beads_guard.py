@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bonobofs.beads import Beads, BeadsIssue
+from bonobofs.beads import BeadsIssue, IssueStore
 from bonobofs.beads.issue_service import IssueService
 from bonobofs.files.results import GuardedSession, ValidationResult, recorded, result_of
 from bonobofs.policy.request import Operation
@@ -46,7 +46,7 @@ class BeadsGuard:
     full. All methods raise UsageError for a value of the wrong type.
     """
 
-    def __init__(self, session: GuardedSession, beads: Beads | None = None) -> None:
+    def __init__(self, session: GuardedSession, beads: IssueStore | None = None) -> None:
         """Guard the issues of an open session. `beads` is bd for its workspace, by default the installed one.
 
         Raises BeadsError if the workspace has no `.beads`.

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import TOUCHES
 from bonobofs.beads import dependency_rules, issue_rules
-from bonobofs.beads.bd_client import BdClient, Beads, Stored, find_beads
+from bonobofs.beads.bd_client import BdClient, IssueStore, Stored, find_beads
 from bonobofs.beads.bd_command_line import Step
 from bonobofs.beads.dependency_rules import NEW
 from bonobofs.beads.issue import CREATOR_ID, WORKTREE, Actor, BeadsIssue, Edge, Issues, NewIssue, assigned
@@ -46,7 +46,7 @@ _LONGEST_ABOUT: Final = 200
 """Characters of the details of a denial."""
 
 
-class Change:
+class IssueChange:
     """A change in progress: the client of bd, and the permit."""
 
     def __init__(self, client: BdClient, permit: Permit, admission: Admission) -> None:
@@ -66,7 +66,7 @@ class IssueCall(NamedTuple):
     arguments: Mapping[str, Any]
     judge: Callable[[Issues], Any]
     """Returns the argument for `store`, or None if the issue stays as it is. Raises Fault."""
-    store: Callable[[Change, Any], BeadsIssue]
+    store: Callable[[IssueChange, Any], BeadsIssue]
     also: tuple[Operation, ...] = ()
     """Further operations that the role must permit."""
     check: Callable[[], None] = lambda: None
@@ -80,12 +80,12 @@ class IssueService:
     wrong type.
     """
 
-    def __init__(self, session: GuardedSession, beads: Beads | None = None) -> None:
+    def __init__(self, session: GuardedSession, beads: IssueStore | None = None) -> None:
         """`beads` is bd for the workspace, by default the installed one. BeadsError: the workspace has no `.beads`."""
         agent = session.guard.agent
         self._session: Final = session
         self._actor: Final = Actor(agent.label, agent.id)
-        self.beads: Final = beads or Beads(find_beads(Path(session.place), session.home), session.home, agent)
+        self.beads: Final = beads or IssueStore(find_beads(Path(session.place), session.home), session.home, agent)
 
     # -- the operations
 
@@ -209,7 +209,7 @@ class IssueService:
                 guard=GUARD,
             )
             with admission as permit:
-                change = Change(client, permit, admission)
+                change = IssueChange(client, permit, admission)
                 try:
                     if verdict is None:
                         change.record(changed=False)
@@ -244,7 +244,7 @@ class IssueService:
                 raise self._deny(decision, caller)
         try:
             call.check()
-            with self.beads.turn() as client:
+            with self.beads.locked_client() as client:
                 yield client, caller, call.judge(client.everything())
         except Fault as fault:
             raise self._deny(_denied(fault, call.operation), caller) from None
@@ -272,7 +272,7 @@ class IssueService:
             partial(self._store_changes, issue_id),
         )
 
-    def _store_new(self, request: IssueRequest, change: Change, edges: tuple[Edge, ...]) -> BeadsIssue:
+    def _store_new(self, request: IssueRequest, change: IssueChange, edges: tuple[Edge, ...]) -> BeadsIssue:
         metadata = {CREATOR_ID: self._actor.id}
         if request.assignee:
             metadata |= assigned(request.assignee, self._identity_of(request.assignee))
@@ -302,7 +302,7 @@ class IssueService:
             raise
         return issue
 
-    def _store_changes(self, issue_id: str, change: Change, changes: IssueChanges) -> BeadsIssue:
+    def _store_changes(self, issue_id: str, change: IssueChange, changes: IssueChanges) -> BeadsIssue:
         fields: dict[str, Any] = {**changes.fields}
         if "assignee" in fields:
             fields["metadata"] = assigned(fields["assignee"], self._identity_of(fields["assignee"]))
@@ -324,7 +324,7 @@ def _call(
     operation: Operation,
     arguments: Mapping[str, Any],
     judge: Callable[[Issues], Any],
-    store: Callable[[Change], Stored],
+    store: Callable[[IssueChange], Stored],
 ) -> IssueCall:
     """Make a call whose change does not depend on the verdict."""
     return IssueCall(operation, arguments, judge, lambda change, _: store(change).issue)
@@ -339,7 +339,7 @@ def _denied(fault: Fault, operation: Operation) -> Denied:
     return Denied(*fault.refusal, NOWHERE, operation, about=about)
 
 
-def _store_edge(operation: Operation, change: Change, edge: Edge) -> BeadsIssue:
+def _store_edge(operation: Operation, change: IssueChange, edge: Edge) -> BeadsIssue:
     """Add an edge, and remove it again if a concurrent change outside the gate made it invalid."""
     stored = change.client.add_dependency(edge.issue, edge.on, edge.kind, change.permit)
     try:

@@ -39,7 +39,7 @@ def status(json: Annotated[bool, typer.Option("--json", help="One JSON document.
         for live in found.live:
             say(f"live: {live}")
         say(f"backups: {len(found.backups)}{f', the last is {found.backups[-1]}' if found.backups else ''}")
-    return 0 if found.state in (migrate.State.CURRENT, migrate.State.EMPTY) else 1
+    return 0 if found.state in (migrate.DatabaseState.CURRENT, migrate.DatabaseState.EMPTY) else 1
 
 
 @db_app.command("upgrade")

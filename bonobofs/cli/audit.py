@@ -22,9 +22,9 @@ from bonobofs import session
 from bonobofs.audit import reader
 from bonobofs.audit import report as reports
 from bonobofs.audit.entry import COUNTS, AuditEntry
-from bonobofs.audit.index import Count, GroupBy, Index, IndexQuery, Progress, microseconds
+from bonobofs.audit.index import AuditIndex, Count, GroupBy, IndexQuery, Progress, microseconds
 from bonobofs.audit.tombstones import tombstones
-from bonobofs.audit.verify import Damage, Finding, Report, Status, describe_below, verify
+from bonobofs.audit.verify import Damage, Finding, TrailReport, TrailStatus, describe_below, verify
 from bonobofs.cli.actor import nearest
 from bonobofs.cli.output import document, note, say, waiting
 from bonobofs.errors import UsageError
@@ -144,7 +144,7 @@ def report(
     """
     home = session.home()
     filters = _query(home, agent, of_session, path, since, until)
-    result = reports.Report(session.about_sessions(home))
+    result = reports.ChangeReport(session.about_sessions(home))
     with _index(home) as (index, progress):
         _check_filters(home, index, filters)
         result.add(index.changes(filters))
@@ -204,7 +204,7 @@ def verify_(
     reports = list(
         verify(
             home / "trails",
-            live=lambda name: name in known and known[name].state in {*session.SERVED, session.State.ENDING},
+            live=lambda name: name in known and known[name].state in {*session.SERVED, session.SessionState.ENDING},
             describe=lambda name: describe_below(Path(known[name].session.source)) if name in known else None,
             expected=[name for name, each in known.items() if each.session.pid is not None],
             pruned=partial(tombstones, home),
@@ -287,7 +287,7 @@ def export(
         reader.export_csv(entries, out)
 
 
-def _check_filters(home: Path, index: Index, filters: IndexQuery) -> None:
+def _check_filters(home: Path, index: AuditIndex, filters: IndexQuery) -> None:
     """Refuse a filter value that is unknown and in no entry. UsageError, with similar values."""
     known: dict[GroupBy, Iterable[str]] = {
         GroupBy.RESULT: ("allowed", "denied", "error"),
@@ -320,7 +320,7 @@ def _query(
 
 
 @contextlib.contextmanager
-def _index(home: Path) -> Iterator[tuple[Index, Progress]]:
+def _index(home: Path) -> Iterator[tuple[AuditIndex, Progress]]:
     """Open the index, updated from all readable trails."""
     session.flush_servers(home)
     with session.open_index(home) as index:
@@ -355,20 +355,20 @@ def _print_witnesses(witnesses: session.WitnessReport) -> None:
         note("the mail server has no letter of this state directory, so it confirms nothing")
 
 
-def _add(findings: list[Finding], reports: list[Report]) -> None:
+def _add(findings: list[Finding], reports: list[TrailReport]) -> None:
     """Add findings to the reports; a session without a trail gets a new report."""
     known = {report.session: report for report in reports}
     for finding in findings:
         if finding.session not in known:
-            known[finding.session] = Report(finding.session, Status.GONE)
+            known[finding.session] = TrailReport(finding.session, TrailStatus.GONE)
             reports.append(known[finding.session])
         known[finding.session].findings.append(finding)
 
 
-def _print_entry(report: Report) -> None:
+def _print_entry(report: TrailReport) -> None:
     for finding in report.findings:
         note(f"{report.session}: {finding.message}")
-    if report.status is Status.CRASHED:
+    if report.status is TrailStatus.CRASHED:
         torn = "; its last line was cut short" if report.torn else ""
         say(f"{report.session}: crashed after entry {report.entries}{torn}")
     for intent in report.unfinished:
@@ -378,7 +378,7 @@ def _print_entry(report: Report) -> None:
         say(f"{report.session}: {report.unfinished_uncounted} more entries have no outcome")
 
 
-def _report(report: Report) -> dict[str, Any]:
+def _report(report: TrailReport) -> dict[str, Any]:
     return {
         "session": report.session,
         "status": report.status,
@@ -433,7 +433,7 @@ def _print(entries: Iterable[AuditEntry], *, json: bool) -> None:
     sys.stdout.flush()
 
 
-def _plain(change: reader.Change) -> dict[str, Any]:
+def _plain(change: reader.RecordedChange) -> dict[str, Any]:
     outcome = jsonlib.loads(change.outcome.to_json()) if change.outcome is not None else None
     return {**jsonlib.loads(change.entry.to_json()), "result": change.result, "outcome": outcome}
 

@@ -14,7 +14,7 @@ from bonobofs import session
 from bonobofs.cli.actor import check_agent, check_role, policy_path
 from bonobofs.cli.output import document, note, say, table, waiting
 from bonobofs.git.session_repository import Kept
-from bonobofs.session import State
+from bonobofs.session import SessionState
 
 _NAMED: Final = 5
 
@@ -159,13 +159,13 @@ def _print_mounted(mounted: session.MountedSession) -> None:
 
 
 _STYLES = {
-    State.SERVING: "green",
-    State.STOPPED: "red",
-    State.SOURCE_REMOVED: "red",
-    State.DEAD: "red",
-    State.CRASHED: "red",
-    State.ENDING: "yellow",
-    State.ENDED: "dim",
+    SessionState.SERVING: "green",
+    SessionState.STOPPED: "red",
+    SessionState.SOURCE_REMOVED: "red",
+    SessionState.DEAD: "red",
+    SessionState.CRASHED: "red",
+    SessionState.ENDING: "yellow",
+    SessionState.ENDED: "dim",
 }
 
 
@@ -189,7 +189,7 @@ def status(
     entries = [
         entry
         for entry in session.statuses(home, include_ended=True)
-        if everything or entry.state is not State.ENDED or entry.session.session in repositories
+        if everything or entry.state is not SessionState.ENDED or entry.session.session in repositories
     ]
     unreadable = session.unreadable(home)
     for error in unreadable.values():
@@ -203,7 +203,7 @@ def status(
     return 1 if unreadable or any(entry.unreadable for entry in entries) else 0
 
 
-def _print_statuses(entries: list[session.Status]) -> None:
+def _print_statuses(entries: list[session.SessionStatus]) -> None:
     if not entries:
         say("nothing is mounted")
         return
@@ -217,10 +217,10 @@ def _print_statuses(entries: list[session.Status]) -> None:
             say(text)
 
 
-def _notes(entry: session.Status) -> list[str]:
+def _notes(entry: session.SessionStatus) -> list[str]:
     """Return sentences for the operator."""
     where = entry.session.mountpoint or entry.session.source
-    notes = [_remedy(entry)] if entry.state not in (State.SERVING, State.ENDED) else []
+    notes = [_remedy(entry)] if entry.state not in (SessionState.SERVING, SessionState.ENDED) else []
     if entry.unwatched:
         notes.append(
             f"{where}: {entry.unwatched}; an unwatched external change may show a second late and is "
@@ -240,28 +240,28 @@ def _notes(entry: session.Status) -> list[str]:
     return notes
 
 
-def _remedy(entry: session.Status) -> str:
+def _remedy(entry: session.SessionStatus) -> str:
     record = entry.session
     where = record.mountpoint or record.source
-    if entry.state is State.STOPPED:
+    if entry.state is SessionState.STOPPED:
         return (
             f"{where}: its server is stopped, and everything in the mount waits; continue it: kill -CONT {record.pid}"
         )
-    if entry.state is State.SOURCE_REMOVED:
+    if entry.state is SessionState.SOURCE_REMOVED:
         return (
             f"{where}: {record.source} was removed, renamed or replaced, and the mount shows the old directory; "
             f"run bonobofs umount {where}, then mount again"
         )
-    if entry.state is State.ENDING:
+    if entry.state is SessionState.ENDING:
         return f"{where}: unmounted, but the server has not ended; bonobofs umount {where} ends it and waits"
-    if entry.state is State.DEAD:
+    if entry.state is SessionState.DEAD:
         return f"{where}: its server is gone; run bonobofs mount again, or bonobofs umount {where}"
     return f"{where}: ended without a closing entry; run bonobofs mount again, or look: bonobofs audit verify"
 
 
-def _row(entry: session.Status) -> tuple[str, ...]:
+def _row(entry: session.SessionStatus) -> tuple[str, ...]:
     record = entry.session
-    pid = str(record.pid) if record.pid is not None and entry.state in {*session.SERVED, State.ENDING} else "-"
+    pid = str(record.pid) if record.pid is not None and entry.state in {*session.SERVED, SessionState.ENDING} else "-"
     return (
         entry.state,
         record.mountpoint or "-",
@@ -274,7 +274,7 @@ def _row(entry: session.Status) -> tuple[str, ...]:
     )
 
 
-def _as_document(entry: session.Status, repository: Kept | None) -> dict[str, Any]:
+def _as_document(entry: session.SessionStatus, repository: Kept | None) -> dict[str, Any]:
     plain = {**dataclasses.asdict(entry.session), "state": entry.state.value}
     plain |= {"watch": entry.watch, "policy_error": entry.policy_error, "leases": entry.leases, "caches": entry.caches}
     plain["kept"] = None if repository is None else repository._asdict()

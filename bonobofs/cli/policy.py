@@ -16,7 +16,7 @@ from bonobofs.cli.output import document, note, say
 from bonobofs.errors import PolicyError, UsageError
 from bonobofs.policy import examples
 from bonobofs.policy.decision import Holding, Refused
-from bonobofs.policy.document import Audit, load, located, parse
+from bonobofs.policy.document import AuditTable, load, located, parse
 from bonobofs.policy.engine import describe
 from bonobofs.policy.examples import warnings
 from bonobofs.policy.presets import PRESETS, choragen_import, preset_file
@@ -52,7 +52,7 @@ def check(file: FileOrPreset, json: JsonOption = False) -> int:
         plain = policy.model_dump(mode="json")
         rules = len(plain["rule"])
         found = warnings(plain)
-        if policy.audit != Audit() and (ignored := session.note_on_audit(session.home(), path, policy)):
+        if policy.audit != AuditTable() and (ignored := session.note_on_audit(session.home(), path, policy)):
             found.append((("audit",), ignored))
         text = path.read_text(encoding="utf-8")
         remarks = [f"{path}:{line}: warning: {problem}" for line, problem in located(text, found)]

@@ -74,7 +74,7 @@ def _read(session: SessionContext, command_line: ReadCommand, caller: Caller) ->
     if role not in policy.roles:
         denied = Denied(*policy.unknown_role, WorkspacePath(""), Operation.CALL)
         raise session.guard.deny(denied, caller, guard="beads")
-    with service_of(session).beads.turn() as client:
+    with service_of(session).beads.locked_client() as client:
         output = client.read(command_line.arguments)
     if output.status is None:
         return _answer(_FAILED, output.stdout, output.stderr + "bd: ended at its time limit\n")

@@ -9,7 +9,7 @@ from typing import Final
 from bonobofs.ipc.channel import Channel
 from bonobofs.ipc.message_kinds import MessageKind
 from bonobofs.system.inotify import Changes, UnwatchableError, Watcher
-from bonobofs.system.watcher_events import CLOSED, MODIFIED, Names, encode
+from bonobofs.system.watcher_events import CLOSED, MODIFIED, NameEvents, encode
 
 _MIN_INTERVAL: Final = 0.02
 """Seconds between two reads: changes that come in between go into one batch."""
@@ -145,7 +145,9 @@ class ChangeForwarder:
 
     def _send_closed(self) -> None:
         if self._closed:
-            self._send(self._closed_since, [Names(ino, path, {name: MODIFIED}) for ino, path, name in self._closed])
+            self._send(
+                self._closed_since, [NameEvents(ino, path, {name: MODIFIED}) for ino, path, name in self._closed]
+            )
             self._closed.clear()
 
     def _send_changes(self, changes: Changes) -> None:
@@ -160,13 +162,13 @@ class ChangeForwarder:
                     del names[name]
                     self._closed[ino, path, name] = None
             if names:
-                found.append(Names(ino, path, names))
+                found.append(NameEvents(ino, path, names))
         if found:
             self._send(changes.since, found)
         if len(self._closed) > _MAX_CLOSED:
             self._send_closed()
 
-    def _send(self, since: int, names: list[Names]) -> None:
+    def _send(self, since: int, names: list[NameEvents]) -> None:
         for message in encode(since, names):
             self._channel.send_bytes(MessageKind.CHANGED, message)
 

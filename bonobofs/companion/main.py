@@ -105,7 +105,7 @@ class LeaseForwarder:
             _log(f"the leases cannot be read: {text}")
 
 
-class Companion:
+class CompanionServices:
     """The services of one session, and the loop that runs them."""
 
     def __init__(
@@ -354,7 +354,7 @@ def main(fd: int) -> int:
     if status.refused:
         channel.send(MessageKind.STATUS, status._asdict())
         return 0
-    companion = Companion(channel, config, forwarder, leases)
+    companion = CompanionServices(channel, config, forwarder, leases)
     os.umask(config.session.umask)
     _send_status(channel, status)
     # Each lease leaves 2,500 objects in cycles, 350 KB. The launcher's threshold of 50,000 serves the imports.

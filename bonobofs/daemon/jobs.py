@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from bonobofs.agent_mail.courier import Courier, CourierCursors, Pace
-from bonobofs.audit.index import Index
+from bonobofs.audit.index import AuditIndex
 from bonobofs.audit.reader import trails_in
 from bonobofs.errors import BonobofsError, StateError
 from bonobofs.session.mail_settings import Settings, open_mailbox, settings_of
@@ -56,7 +56,7 @@ GoesOn = Callable[[], bool]
 """Returns False when the daemon ends; a step then returns soon."""
 
 
-class Job(ABC):
+class PeriodicJob(ABC):
     """A periodic job."""
 
     name: ClassVar[str]
@@ -89,7 +89,7 @@ class Job(ABC):
         self._database = None
 
 
-class ServerJob(Job):
+class ServerJob(PeriodicJob):
     """A job that calls servers, each in a thread."""
 
     _executor: KeyedExecutor | None = None
@@ -107,14 +107,14 @@ class ServerJob(Job):
         super().close()
 
 
-class IndexJob(Job):
+class IndexJob(PeriodicJob):
     """Updates the search index."""
 
     name = "index"
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
-        self._index: Index | None = None
+        self._index: AuditIndex | None = None
         self._redone: dict[str, None] = {}
 
     def step(self, goes_on: GoesOn) -> str:
@@ -132,7 +132,7 @@ class IndexJob(Job):
         self._index = None
 
 
-class RetentionJob(Job):
+class RetentionJob(PeriodicJob):
     """Compresses the trails of ended sessions and prunes the oldest."""
 
     name = "retention"

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
 
-from bonobofs.daemon.jobs import IndexJob, Job, MailJob, RetentionJob
+from bonobofs.daemon.jobs import IndexJob, MailJob, PeriodicJob, RetentionJob
 from bonobofs.daemon.reservation_mirror import LeaseExpiryJob, ReservationJob
 from bonobofs.errors import BonobofsError, StateError, reason
 from bonobofs.session.launcher import ROOT, RUN
@@ -168,7 +168,7 @@ class _JobStatus:
         self._path.unlink(missing_ok=True)
 
 
-def _run_job(job: Job, ended: threading.Event, notes: _JobStatus) -> None:
+def _run_job(job: PeriodicJob, ended: threading.Event, notes: _JobStatus) -> None:
     """Run a job until the end. No failure of a job may end the other threads."""
     pause = job.pause
     while not ended.is_set():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from bonobofs.agent_mail.mail_client import Mailbox, Reservation
-from bonobofs.daemon.jobs import GoesOn, Job, ServerJob
+from bonobofs.daemon.jobs import GoesOn, PeriodicJob, ServerJob
 from bonobofs.errors import MailError, PolicyError, StateError, UsageError
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.policy.pattern import is_wild, parse
@@ -143,7 +143,7 @@ class _Mirror:
         return "" if conflict is None else str(conflict)
 
 
-class LeaseExpiryJob(Job):
+class LeaseExpiryJob(PeriodicJob):
     """Deletes expired leases."""
 
     name = "leases"

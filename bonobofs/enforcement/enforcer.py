@@ -36,7 +36,7 @@ from bonobofs.enforcement.write_batches import ScratchCounter, ScratchCounters, 
 from bonobofs.errors import TrailError
 from bonobofs.policy.decision import Denied, Layer, Permit, Refused
 from bonobofs.policy.engine import EXECUTABLE_HEADS, Policy, decide, decide_in_source, decide_published
-from bonobofs.policy.lease_set import UNKNOWN, Leases
+from bonobofs.policy.lease_set import UNKNOWN, LeaseSet
 from bonobofs.policy.request import NO_FACTS, Context, Principal, Request, WorkspacePath
 
 FLUSHING: Final = 0.01
@@ -93,7 +93,7 @@ class Enforcer:
         """Install a policy and keep the lease snapshot."""
         self._install_policy(policy.bound_by(self.policy.leases))
 
-    def set_leases(self, expires_at: float, leases: Leases | None = None) -> None:
+    def set_leases(self, expires_at: float, leases: LeaseSet | None = None) -> None:
         """Install a lease snapshot (None: the present one) that expires at `expires_at` of CLOCK_BOOTTIME.
 
         After the expiry the engine denies every change of the source. During the call no change may be in progress.

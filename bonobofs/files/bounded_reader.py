@@ -19,7 +19,7 @@ from bonobofs.errors import PolicyError, UsageError
 from bonobofs.files.search import MOST, Match, search
 from bonobofs.files.workspace import Place, Workspace
 from bonobofs.policy.engine import Policy
-from bonobofs.policy.pattern import Matcher, Names, parse
+from bonobofs.policy.pattern import Matcher, NameGlobs, parse
 from bonobofs.policy.request import Kind, WorkspacePath, kind_of
 
 SECONDS: Final = 10.0
@@ -408,7 +408,7 @@ def matching(text: str) -> Test:
         patterns = {glob: parse(glob) for glob in globs}
     except PolicyError as error:
         raise UsageError(f"{text!a} is not a valid pattern: {error}") from None
-    names = Names(glob.rstrip("/") for glob in globs if "/" not in glob.rstrip("/"))
+    names = NameGlobs(glob.rstrip("/") for glob in globs if "/" not in glob.rstrip("/"))
     paths = Matcher((pattern, True) for glob, pattern in patterns.items() if "/" in glob.rstrip("/"))
     return lambda path: names.match(path.rpartition("/")[2]) or (paths and paths.find(path.split("/")))
 

@@ -20,12 +20,12 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.audit import recovery, temp_cleanup
 from bonobofs.audit.entry import INODE, TOUCHES
-from bonobofs.audit.recovery import Difference
+from bonobofs.audit.recovery import SourceDifference
 from bonobofs.audit.temp_cleanup import Stray, by_way_of
 from bonobofs.audit.writer import Trail
 from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
 from bonobofs.errors import PolicyError, TrailError
-from bonobofs.fuse.companion_supervisor import Companion
+from bonobofs.fuse.companion_supervisor import CompanionProcess
 from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.external_changes import Suspect
 from bonobofs.fuse.mount_context import UNCACHED_SECONDS, UNWATCHED_SECONDS, WATCHED_SECONDS, MountContext
@@ -306,7 +306,7 @@ class CompanionRequests:
 
     def __init__(
         self,
-        companion: Companion | None,
+        companion: CompanionProcess | None,
         status: CompanionStatus,
         mount: MountContext,
         authorization: RemoteAuthorization,
@@ -331,7 +331,7 @@ class CompanionRequests:
         self._directory: Final = Path(config.session_dir)
         self._origin = config.policy_origin
         self._policy_error: str | None = None
-        self._unrecorded: list[Difference] = []
+        self._unrecorded: list[SourceDifference] = []
         self._protected: set[str] = set()
         """The protected paths among `_unrecorded`."""
         self._external.watched = status.part or not status.watch
@@ -375,7 +375,7 @@ class CompanionRequests:
         """End the changes of the companion, whose process is dead and can no longer make them."""
         self._authorization.abort_all()
 
-    def attach(self, companion: Companion) -> None:
+    def attach(self, companion: CompanionProcess) -> None:
         """Receive from a new companion, which sends its status later."""
         self._companion = companion
         if self._reload_pending:
@@ -459,7 +459,7 @@ class CompanionRequests:
         elif kind is MessageKind.OUT_OF_BAND:
             differences = json.loads(body)
             self._protected |= {each["path"] for each in differences if each.pop("protected")}
-            self._unrecorded += [Difference(each.pop("path"), each.pop("what"), each) for each in differences]
+            self._unrecorded += [SourceDifference(each.pop("path"), each.pop("what"), each) for each in differences]
             self._record_differences()
         elif kind is MessageKind.WATCH:
             self._change_watch(**json.loads(body))

@@ -48,7 +48,7 @@ _STABLE_SECONDS: Final = 60.0
 """After a companion has run for this long, the count of deaths starts again at zero."""
 
 
-class Companion:
+class CompanionProcess:
     """The companion process, and the channel to it."""
 
     def __init__(self, program: CompanionProgram, config: CompanionConfig, fds: tuple[int, ...] = ()) -> None:
@@ -204,27 +204,27 @@ def _run_program(
         os._exit(status)
 
 
-class ServerStart(NamedTuple):
+class EarlyStart(NamedTuple):
     """The source and the first companion of a server, before the rest of it is loaded."""
 
     root: int
     """Descriptor of the source; -1: it cannot be opened."""
-    companion: Companion | None
+    companion: CompanionProcess | None
     """It may not have sent its status yet."""
     failure: OSError | None
     """Why the source cannot be opened or the companion cannot be started."""
 
 
-def start_server(config: SessionConfig) -> ServerStart:
+def start_server(config: SessionConfig) -> EarlyStart:
     """Open the source, and start the first companion if the configuration has one."""
     root = -1
     try:
         root = _open_source(config.source, config.source_identity)
         if config.companion is None:
-            return ServerStart(root, None, None)
-        return ServerStart(root, _start(config.companion, CompanionConfig(config, root, (), is_first=True)), None)
+            return EarlyStart(root, None, None)
+        return EarlyStart(root, _start(config.companion, CompanionConfig(config, root, (), is_first=True)), None)
     except OSError as error:
-        return ServerStart(root, None, error)
+        return EarlyStart(root, None, error)
 
 
 def _open_source(source: str, expected: Sequence[int] | None) -> int:
@@ -238,11 +238,11 @@ def _open_source(source: str, expected: Sequence[int] | None) -> int:
         os.close(directory)
 
 
-def _start(program: CompanionProgram, config: CompanionConfig) -> Companion:
-    return Companion(program, config, (config.root, *config.namespaces))
+def _start(program: CompanionProgram, config: CompanionConfig) -> CompanionProcess:
+    return CompanionProcess(program, config, (config.root, *config.namespaces))
 
 
-def await_ready(config: SessionConfig, start: ServerStart) -> tuple[Companion | None, CompanionStatus]:
+def await_ready(config: SessionConfig, start: EarlyStart) -> tuple[CompanionProcess | None, CompanionStatus]:
     """The first companion with its status. MountError if this mount must not be made without it."""
     if config.companion is None:
         return None, CompanionStatus(_NO_COMPANION)
@@ -265,7 +265,7 @@ class CompanionSupervisor:
     def __init__(
         self,
         config: SessionConfig,
-        companion: Companion | None,
+        companion: CompanionProcess | None,
         root: int,
         transport: Transport,
         requests: CompanionRequests,

@@ -26,7 +26,7 @@ from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.mount_context import Header, MountContext
-from bonobofs.fuse.slices import Job, Steps
+from bonobofs.fuse.slices import LongCall, Steps
 from bonobofs.policy.decision import Permit
 from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
 from bonobofs.system import syscalls
@@ -178,7 +178,7 @@ class GrantOps:
             stage = os.dup(grant.stage)  # the command may end meanwhile
             try:
                 for call in store.fill(fd, stage, grant.offset, grant.size, permit):
-                    job = Job(call)
+                    job = LongCall(call)
                     yield job
                     job.check()
                 self._put_in_place(parent, name, temporary, grant, permit)

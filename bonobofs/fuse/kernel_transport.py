@@ -510,4 +510,4 @@ _SYNCS: Final = (p.Opcode.FSYNC, p.Opcode.FSYNCDIR)
 _COPIES: Final = (p.Opcode.COPY_FILE_RANGE, p.Opcode.COPY_FILE_RANGE_64)
 """Deferred while any request is deferred. Else a request that waits for one copy would wait for the next one too."""
 _JUDGED: Final = (p.Opcode.RENAME, p.Opcode.RENAME2)
-_SILENT: Final = frozenset(opcode for opcode, role in p.ROLES.items() if role is p.Role.SILENT)
+_SILENT: Final = frozenset(opcode for opcode, role in p.ROLES.items() if role is p.RequestEffect.SILENT)

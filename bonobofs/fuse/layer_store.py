@@ -20,7 +20,7 @@ from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.errors import os_error
 from bonobofs.fuse.fd_cache import FILE, FdCache, R, W, duplicates, stale
 from bonobofs.fuse.inode_table import InodeTable, Node
-from bonobofs.fuse.slices import Job, Run
+from bonobofs.fuse.slices import LongCall, Run
 from bonobofs.policy.decision import Layer, Permit
 from bonobofs.policy.request import HEAD_BYTES, Kind
 from bonobofs.system import syscalls
@@ -350,7 +350,7 @@ class LayerStore(FdCache):
 
     def copy(
         self, node: Node, above: Node | None, name: bytes, run: Run, permit: Permit
-    ) -> Generator[Job[Any], None, int]:
+    ) -> Generator[LongCall[Any], None, int]:
         """Copy a file or symlink of another layer with all attributes, and return a descriptor.
 
         The copy is `name` in `above`; a file has no name if `above` is None. The descriptor of a symlink is O_PATH.
@@ -378,7 +378,7 @@ class LayerStore(FdCache):
         else:
             self.keep_created(node, fd, stat.S_IMODE(os.fstat(fd).st_mode))
 
-    def _fill(self, fd: int, node: Node, run: Run, permit: Permit) -> Generator[Job[Any], None, None]:
+    def _fill(self, fd: int, node: Node, run: Run, permit: Permit) -> Generator[LongCall[Any], None, None]:
         """Copy the content and attributes of a file. Holes stay holes."""
         with duplicates(node.store.file(node, R)) as (original,):
             size = os.fstat(original).st_size

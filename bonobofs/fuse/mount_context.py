@@ -20,7 +20,7 @@ from bonobofs.fuse.fd_cache import stale
 from bonobofs.fuse.inode_table import UNKNOWN, InodeTable, Node
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.overlay import Overlay
-from bonobofs.fuse.slices import Busy, Job, Result, Steps
+from bonobofs.fuse.slices import Busy, LongCall, Result, Steps
 from bonobofs.fuse.splice import FileRange
 from bonobofs.policy.decision import Code, Denied, Layer, Permit, Refused
 from bonobofs.policy.request import EXISTS, NO_FACTS, STAGED, Context, Kind, Operation, Request, WorkspacePath, kind_of
@@ -217,9 +217,9 @@ class MountContext:
             raise Busy
         return size > INLINE
 
-    def make_in_thread(self, node: Node, call: Callable[[], Result]) -> Generator[Job[Any], None, Result]:
+    def make_in_thread(self, node: Node, call: Callable[[], Result]) -> Generator[LongCall[Any], None, Result]:
         """Make a change of a file in a thread, within its open admission. Other changes and moves of the file wait."""
-        job, number = Job(call), node.ino
+        job, number = LongCall(call), node.ino
         self.external_changes.thread_changes[number] = self.path(node)
         try:
             with self.own_change():

@@ -23,10 +23,10 @@ from bonobofs.errors import os_error
 from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import InodeTable, Node, joined
 from bonobofs.fuse.layer_store import LayerStore
-from bonobofs.fuse.slices import Job, Run
+from bonobofs.fuse.slices import LongCall, Run
 from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
 from bonobofs.policy import denials
-from bonobofs.policy.compiled import REPOSITORY, ScratchTable
+from bonobofs.policy.compiled import REPOSITORY, ScratchQuota
 from bonobofs.policy.decision import Denied, Permit
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import Kind, Operation, Request, WorkspacePath
@@ -210,7 +210,7 @@ class Overlay:
 
     # -- copy-up
 
-    def copy_up(self, node: Node, run: Run, permit: Permit) -> Generator[Job[Any], None, list[tuple[Node, bytes]]]:
+    def copy_up(self, node: Node, run: Run, permit: Permit) -> Generator[LongCall[Any], None, list[tuple[Node, bytes]]]:
         """Copy a file or symlink of the source to the upper layer before a change. Return its other names, which follow
         it. `run` makes the calls that copy the content; meanwhile the file is not changed and keeps its name.
 
@@ -398,7 +398,7 @@ class OverlayUsage:
         if size or attributes:
             self._totals[index] -= size + attributes
 
-    def _table(self, path: str) -> ScratchTable | None:
+    def _table(self, path: str) -> ScratchQuota | None:
         """Return the table of the path in the current policy, and count all files again if the policy has changed."""
         policy = self._policy()
         if policy.generation != self._generation:

@@ -12,7 +12,7 @@ from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.fd_cache import R, stale
 from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.mount_context import NOTHING, Handler, Header, MountContext, Reply
-from bonobofs.fuse.slices import Job, Steps
+from bonobofs.fuse.slices import LongCall, Steps
 from bonobofs.fuse.splice import FileRange
 
 
@@ -79,7 +79,7 @@ class ReadOps:
             self._mount.enforcer.trail.sync()
             sync_file(fd)
 
-        job = Job(sync)
+        job = LongCall(sync)
         try:
             yield job
             job.check()

@@ -22,14 +22,14 @@ from time import CLOCK_BOOTTIME, clock_gettime
 from typing import Final
 
 from bonobofs.audit import recovery, temp_cleanup
-from bonobofs.audit.recovery import Difference
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.recovery import SourceDifference
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import BonobofsError, InterruptedWaitError, MountError, TrailError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.append_lock import AppendLock
 from bonobofs.fuse.companion_requests import CompanionRequests, RemoteAuthorization
-from bonobofs.fuse.companion_supervisor import Companion, CompanionSupervisor, ServerStart, await_ready
+from bonobofs.fuse.companion_supervisor import CompanionProcess, CompanionSupervisor, EarlyStart, await_ready
 from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.dir_ops import FIRST_COOKIE
 from bonobofs.fuse.dispatch import Operations
@@ -65,7 +65,7 @@ LINGER: Final = 3.0
 _MAX_CACHED: Final = 4096
 
 
-class Server:
+class MountServer:
     """The server of one mount, from the mount to the end of the trail."""
 
     _whoami_cache: tuple[str, bytes] = ("", b"")
@@ -79,7 +79,7 @@ class Server:
     _tidied_at = 0.0
     _trail_fails = False
 
-    def __init__(self, config: SessionConfig, start: ServerStart, ready: ReadyPipe) -> None:
+    def __init__(self, config: SessionConfig, start: EarlyStart, ready: ReadyPipe) -> None:
         self._config: Final = config
         self._ready: Final = ready
         agent = Principal(config.agent, config.agent_id, config.role)
@@ -87,7 +87,7 @@ class Server:
             raise start.failure
         self._root: Final = start.root
         policy = _policy(config)
-        identity = Identity(config.session, agent.label, agent.id)
+        identity = TrailIdentity(config.session, agent.label, agent.id)
         self._trail: Final = Trail.create(Path(config.trail), Path(config.head), identity)
         self._enforcer: Final = Enforcer(
             policy,
@@ -136,7 +136,7 @@ class Server:
         self._synced = threading.Event()
 
     def _attach(
-        self, companion: Companion | None, status: CompanionStatus
+        self, companion: CompanionProcess | None, status: CompanionStatus
     ) -> tuple[CompanionRequests, CompanionSupervisor]:
         config, diagnostics, mount = self._config, self._diagnostics, self._operations.mount
         authorization = RemoteAuthorization(mount, self._operations.explain, config.session)
@@ -353,7 +353,7 @@ class Server:
         details = {"source": config.source, "mountpoint": config.mountpoint, "role": config.role}
         self._trail.event("mount", {**details, "policy": self._enforcer.policy.digest})
         protected = {each["path"] for each in config.out_of_band if each["protected"]}
-        differences = (Difference(each["path"], each["what"]) for each in config.out_of_band)
+        differences = (SourceDifference(each["path"], each["what"]) for each in config.out_of_band)
         recovery.enter(self._trail, differences, lambda path: path in protected)
         temp_cleanup.remove(self._root, self._trail, (temp_cleanup.Stray(*stray) for stray in config.strays))
         self._trail.sync()
@@ -421,11 +421,11 @@ def _load_transport(config: SessionConfig) -> Callable[[int], Transport]:
     return LibfuseTransport
 
 
-def serve(config: SessionConfig, start: ServerStart) -> int:
+def serve(config: SessionConfig, start: EarlyStart) -> int:
     """Serve the mount until it ends; the exit status."""
     ready = ReadyPipe(config.ready_fd)
     try:
-        return Server(config, start, ready).run()
+        return MountServer(config, start, ready).run()
     except (BonobofsError, OSError) as error:
         text = " ".join(str(error).split())
         ready.send(f"error: {text}")

@@ -1,7 +1,7 @@
 """Long requests, served in slices between others; their slow system calls run in threads.
 
 A handler of a long request returns a generator instead of a reply. It yields None where other requests may be served,
-or a `Job` for a thread. Its return value is the reply. Any other request may be served between two slices, so each
+or a `LongCall` for a thread. Its return value is the reply. Any other request may be served between two slices, so each
 slice relies only on what it has checked itself. A request that conflicts with a long one raises `Busy`, and is served
 again when a long request has ended.
 
@@ -27,7 +27,7 @@ MOST_DEFERRED: Final = 16 << 20
 Result = TypeVar("Result")
 
 
-class Job(Generic[Result]):
+class LongCall(Generic[Result]):
     """A system call that releases the interpreter lock."""
 
     def __init__(self, call: Callable[[], Result]) -> None:
@@ -50,8 +50,8 @@ class Job(Generic[Result]):
         return self._result[0]
 
 
-Steps = Generator[Job[Any] | None, None, bytes]
-Run = Callable[[Callable[[], int]], Generator[Job[Any], None, int]]
+Steps = Generator[LongCall[Any] | None, None, bytes]
+Run = Callable[[Callable[[], int]], Generator[LongCall[Any], None, int]]
 """Makes a system call that may take long, and returns its result."""
 
 
@@ -95,7 +95,7 @@ class LongRequests:
         self.again: Final[deque[bytes]] = deque()
         """Requests that have waited and are to be served again."""
         self._deferred_bytes = 0
-        self._jobs: Final[queue.SimpleQueue[tuple[Job[Any], LongRequest]]] = queue.SimpleQueue()
+        self._jobs: Final[queue.SimpleQueue[tuple[LongCall[Any], LongRequest]]] = queue.SimpleQueue()
         self._done: Final[queue.SimpleQueue[LongRequest]] = queue.SimpleQueue()
         self._threads = 0
         self._under_way = 0
@@ -115,7 +115,7 @@ class LongRequests:
         """Whether no thread is free."""
         return self._under_way >= THREADS
 
-    def start(self, job: Job[Any], long: LongRequest) -> None:
+    def start(self, job: LongCall[Any], long: LongRequest) -> None:
         """Run the call in a thread; the request continues afterwards."""
         self._under_way += 1
         if self._threads < self._under_way:

@@ -32,7 +32,7 @@ _TRAILER: Final = re.compile(r"^[ \t]*([A-Za-z-]+-by)[ \t]*:[ \t]*(.*?)[ \t]*$",
 _NOT_IN_IDENTITY: Final = str.maketrans("", "", "<>\n\r\0")
 
 
-class Rules(NamedTuple):
+class BranchRules(NamedTuple):
     """The `[git]` table in compiled form."""
 
     branch_prefix: str = AIDLC_BRANCH_PREFIX
@@ -49,7 +49,7 @@ class Rules(NamedTuple):
         return any(fnmatchcase(branch, pattern) for pattern in self.protected_branches)
 
 
-class Refusal(NamedTuple):
+class RuleRefusal(NamedTuple):
     """Refusal by a publication rule. The sentences are constant for a rule and a policy."""
 
     code: Code
@@ -62,136 +62,136 @@ class Refusal(NamedTuple):
         return Denied(self.code, self.rule, self.reason, self.instead, WorkspacePath(path), operation, None, about)
 
 
-BRANCH: Final = Refusal(
+BRANCH: Final = RuleRefusal(
     Code.GIT, "git.branch", "There is no branch of this name.", "Name a branch that `git branch --list` shows."
 )
-BASE: Final = Refusal(
+BASE: Final = RuleRefusal(
     Code.GIT, "git.base", "There is nothing of this name to start from.", "Name a branch that exists as the base."
 )
-EXISTS: Final = Refusal(
+EXISTS: Final = RuleRefusal(
     Code.GIT, "git.exists", "A branch of this name exists already.", "Check it out, or choose another name."
 )
-CLEAN: Final = Refusal(
+CLEAN: Final = RuleRefusal(
     Code.GIT,
     "git.clean",
     "The working tree has uncommitted changes.",
     "Commit them, or put them aside with `git stash`, and try again.",
 )
-CHECKED_OUT: Final = Refusal(
+CHECKED_OUT: Final = RuleRefusal(
     Code.GIT,
     "git.checked-out",
     "The branch is checked out in another worktree.",
     "Work in that worktree, or on another branch.",
 )
-STRATEGY: Final = Refusal(
+STRATEGY: Final = RuleRefusal(
     Code.GIT, "git.strategy", "There is no merge strategy of this name.", "Use the strategy merge or squash."
 )
-SYMBOLIC: Final = Refusal(
+SYMBOLIC: Final = RuleRefusal(
     Code.GIT,
     "git.symbolic",
     "The branch of the source is a symbolic reference.",
     "Publish the branch that it stands for.",
 )
-REF: Final = Refusal(
+REF: Final = RuleRefusal(
     Code.GIT,
     "git.ref",
     "Only branches and tags can be published.",
     "Push to refs/heads/NAME, or to refs/tags/NAME.",
 )
-AMBIGUOUS: Final = Refusal(
+AMBIGUOUS: Final = RuleRefusal(
     Code.GIT,
     "git.ambiguous",
     "A branch, a tag or a remote branch of the source has this name already, or git reads the name as something else.",
     "Choose another name.",
 )
-PUBLISHER: Final = Refusal(
+PUBLISHER: Final = RuleRefusal(
     Code.GIT,
     "git.publisher",
     "Another agent published this branch.",
     "Publish under another name, or ask that agent or the operator to move the branch.",
 )
-FORCE: Final = Refusal(
+FORCE: Final = RuleRefusal(
     Code.GIT,
     "git.force",
     "The update drops commits of the branch that this agent did not publish.",
     "Run `git fetch source`, then rebase or merge onto the branch of the source, and publish again.",
 )
-MOVED: Final = Refusal(
+MOVED: Final = RuleRefusal(
     Code.GIT,
     "git.moved",
     "The branch of the source moved since this session read it.",
     "Run `git fetch source`, then rebase or merge, and publish again.",
 )
-TAG_EXISTS: Final = Refusal(
+TAG_EXISTS: Final = RuleRefusal(
     Code.GIT, "git.tag", "A published tag can be neither moved nor deleted.", "Choose a new name for the tag."
 )
-TAGGER: Final = Refusal(
+TAGGER: Final = RuleRefusal(
     Code.GIT,
     "git.tagger",
     "The tag names another tagger, or it is not a tag of a commit.",
     "Make the tag again with the session's user.name and user.email.",
 )
-COMMITTER: Final = Refusal(
+COMMITTER: Final = RuleRefusal(
     Code.GIT,
     "git.committer",
     "The committer of a commit is not the agent.",
     "Unset GIT_COMMITTER_NAME and GIT_COMMITTER_EMAIL, then run `git commit --amend --no-edit` or rebase.",
 )
-AUTHOR: Final = Refusal(
+AUTHOR: Final = RuleRefusal(
     Code.GIT,
     "git.author",
     "The author of a commit is another person, and no published commit of that author has the same change.",
     "Run `git commit --amend --reset-author`, or publish the change in the agent's own name.",
 )
-TRAILER: Final = Refusal(
+TRAILER: Final = RuleRefusal(
     Code.GIT,
     "git.trailer",
     "The message has a trailer of another person, and no published commit with the same change has that trailer.",
     "Remove the trailer with `git commit --amend`.",
 )
-DATE: Final = Refusal(
+DATE: Final = RuleRefusal(
     Code.GIT,
     "git.date",
     "The date of a commit lies in the future, or before that of its parent.",
     "Unset GIT_COMMITTER_DATE and GIT_AUTHOR_DATE, then run `git commit --amend --no-edit --date=now`.",
 )
-OBJECT: Final = Refusal(
+OBJECT: Final = RuleRefusal(
     Code.GIT,
     "git.object",
     "An object is damaged, has an unknown header, or is not of the type that git needs there.",
     "Make the commit again with git.",
 )
-LIMIT: Final = Refusal(
+LIMIT: Final = RuleRefusal(
     Code.GIT,
     "git.limit",
     "The publication exceeds a limit on references, commits, bytes or seconds.",
     "Publish fewer references, or commits in several steps.",
 )
-SUBMODULE: Final = Refusal(
+SUBMODULE: Final = RuleRefusal(
     Code.GIT,
     "git.submodule",
     "The source has no such commit of the submodule, or .gitmodules names a place outside of the workspace.",
     "Leave the submodule as it is, or ask the operator.",
 )
-STAGED: Final = Refusal(
+STAGED: Final = RuleRefusal(
     Code.GIT,
     "git.staged",
     "The operator has staged changes in this checkout that the switch would overwrite.",
     "Work in a checkout of its own: ask the operator for `bonobofs worktree add`.",
 )
-SHARED: Final = Refusal(
+SHARED: Final = RuleRefusal(
     Code.GIT,
     "git.checkout",
     "HEAD of this checkout was moved by another program.",
     "Work in a checkout of its own: ask the operator for `bonobofs worktree add`.",
 )
-UNPUBLISHED: Final = Refusal(
+UNPUBLISHED: Final = RuleRefusal(
     Code.GIT,
     "git.unpublished",
     "The source does not have the branch or the commit that HEAD names.",
     "Publish the branch first, or switch to a published branch.",
 )
-NOT_OURS: Final = Refusal(
+NOT_OURS: Final = RuleRefusal(
     Code.OUTSIDE,
     "outside",
     "No commit may hold a path like this.",
@@ -199,17 +199,17 @@ NOT_OURS: Final = Refusal(
 )
 
 
-def rules_of(document: Mapping[str, Any]) -> Rules:
-    """Return the rules of a policy document. Missing keys have the defaults of `Rules`."""
+def rules_of(document: Mapping[str, Any]) -> BranchRules:
+    """Return the rules of a policy document. Missing keys have the defaults of `BranchRules`."""
     table = {key: value for key, value in (document.get("git") or {}).items() if value is not None}
     if "message_pattern" in table:
         table["message_pattern"] = re.compile(table["message_pattern"])
     if "protected_branches" in table:
         table["protected_branches"] = tuple(table["protected_branches"])
-    return Rules(**table)
+    return BranchRules(**table)
 
 
-def identity(agent: Principal, rules: Rules) -> tuple[str, str]:
+def identity(agent: Principal, rules: BranchRules) -> tuple[str, str]:
     """Return name and e-mail address of the agent, for author and committer."""
     name = agent.label.translate(_NOT_IN_IDENTITY).strip(" .,:;\"'\\") or agent.id
     email = f"{agent.id}@bonobofs.invalid"
@@ -218,9 +218,9 @@ def identity(agent: Principal, rules: Rules) -> tuple[str, str]:
     return name, email.translate(_NOT_IN_IDENTITY).strip()
 
 
-def protected(rules: Rules) -> Refusal:
+def protected(rules: BranchRules) -> RuleRefusal:
     names = ", ".join(rules.protected_branches)
-    return Refusal(
+    return RuleRefusal(
         Code.PROTECTED,
         "git.protected",
         f"Protected branches ({names}) are the operator's to move.",
@@ -228,8 +228,8 @@ def protected(rules: Rules) -> Refusal:
     )
 
 
-def bad_name(rules: Rules) -> Refusal:
-    return Refusal(
+def bad_name(rules: BranchRules) -> RuleRefusal:
+    return RuleRefusal(
         Code.GIT,
         "git.name",
         "The name of a branch is lower-case letters, digits, hyphens and slashes.",
@@ -237,8 +237,8 @@ def bad_name(rules: Rules) -> Refusal:
     )
 
 
-def bad_prefix(rules: Rules) -> Refusal:
-    return Refusal(
+def bad_prefix(rules: BranchRules) -> RuleRefusal:
+    return RuleRefusal(
         Code.GIT,
         "git.prefix",
         f"Branches of agents begin with {rules.branch_prefix}.",
@@ -246,16 +246,16 @@ def bad_prefix(rules: Rules) -> Refusal:
     )
 
 
-def bad_message(rules: Rules, why: str) -> Refusal:
+def bad_message(rules: BranchRules, why: str) -> RuleRefusal:
     example = (
         "Begin with the issue, as in: [gt-17] Add the functional design."
         if rules.message_pattern == COMMIT_MESSAGE_PATTERN
         else f"Write a message that matches {rules.message_pattern.pattern}"
     )
-    return Refusal(Code.GIT, "git.message", f"A message {why}.", f"{example} (git commit --amend)")
+    return RuleRefusal(Code.GIT, "git.message", f"A message {why}.", f"{example} (git commit --amend)")
 
 
-def new_branch(rules: Rules, name: str) -> Refusal | None:
+def new_branch(rules: BranchRules, name: str) -> RuleRefusal | None:
     """Return the refusal of a branch name, or None if the name may be published."""
     if rules.protects(name):
         return protected(rules)
@@ -266,7 +266,7 @@ def new_branch(rules: Rules, name: str) -> Refusal | None:
     return AMBIGUOUS if is_read_otherwise(name) else None
 
 
-def new_tag(name: str) -> Refusal | None:
+def new_tag(name: str) -> RuleRefusal | None:
     """Return the refusal of a tag name, or None if the name may be published."""
     fits = name.isascii() and len(name) <= _LONGEST_NAME and _TAG_NAME.fullmatch(name)
     return None if fits and not is_read_otherwise(name) else AMBIGUOUS
@@ -283,7 +283,7 @@ def is_read_otherwise(name: str) -> bool:
     )
 
 
-def message(rules: Rules, text: str, issue: str | None) -> str | Refusal:
+def message(rules: BranchRules, text: str, issue: str | None) -> str | RuleRefusal:
     """Return the message of a GitGuard commit, with `[ISSUE]` in front if that is missing, or its refusal."""
     if issue is not None and text and _BRACKETED.match(text) is None:
         prefixed = f"[{issue}] {text.lstrip()}"
@@ -292,7 +292,7 @@ def message(rules: Rules, text: str, issue: str | None) -> str | Refusal:
     return text if refusal is None else refusal
 
 
-def judge_message(rules: Rules, text: str, issue: str | None) -> Refusal | None:
+def judge_message(rules: BranchRules, text: str, issue: str | None) -> RuleRefusal | None:
     """Return the refusal of the message of a non-merge commit, or None. The message is not rewritten."""
     if not is_text(text):
         return bad_message(rules, "is text")
@@ -408,7 +408,7 @@ class BranchContext(NamedTuple):
     """Another work tree has the branch checked out, or this work tree has it and the update deletes it."""
 
 
-def judge_branch(rules: Rules, name: str, context: BranchContext) -> Refusal | None:
+def judge_branch(rules: BranchRules, name: str, context: BranchContext) -> RuleRefusal | None:
     """Return the refusal of a branch update, or None. `judge_commit` judges its commits."""
     refusal = new_branch(rules, name)
     if refusal is not None:
@@ -427,7 +427,7 @@ def judge_branch(rules: Rules, name: str, context: BranchContext) -> Refusal | N
     return None
 
 
-def judge_tag(name: str, *, exists: bool, has_namesake: bool) -> Refusal | None:
+def judge_tag(name: str, *, exists: bool, has_namesake: bool) -> RuleRefusal | None:
     """Return the refusal of a tag, or None."""
     if exists:
         return TAG_EXISTS
@@ -445,7 +445,7 @@ def kind_of(context: BranchContext, *, merges: bool) -> UpdateKind:
     return UpdateKind.MERGE if merges else UpdateKind.FAST_FORWARD
 
 
-def judge_commit(rules: Rules, commit: CommitRecord, context: CommitContext) -> Refusal | None:
+def judge_commit(rules: BranchRules, commit: CommitRecord, context: CommitContext) -> RuleRefusal | None:
     """Return the refusal of a commit's committer, dates, author, trailers or message, or None."""
     own = context.own
     if (commit.committer.name, commit.committer.email) != own:

@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 
 from bonobofs.errors import GitError
 from bonobofs.git.journal import JOURNAL, Journal, recover
-from bonobofs.git.repository import Difference, Entry, Repository
+from bonobofs.git.repository import Entry, GitRepository, TreeDifference
 from bonobofs.git.session_repository import Author, Owner, build, configuration, operations_in_progress, write_config
-from bonobofs.git.shared_head import Index, finish_index
+from bonobofs.git.shared_head import IndexReplacement, finish_index
 from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, find_git_dirs, read_head, run_git
 from bonobofs.policy.decision import Permit
 from bonobofs.system.locks import locked
@@ -59,7 +59,7 @@ class GitStatus:
     """Untracked files, without ignored ones."""
 
 
-class Head(NamedTuple):
+class CheckoutHead(NamedTuple):
     """Branch and commit of HEAD."""
 
     branch: str
@@ -90,7 +90,7 @@ class Checkout:
             self._environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
         try:
             build(root, self.room / "git", Author("", ""), (), Path(os.devnull), Owner(os.geteuid(), os.getegid()))
-            self.repository: Final = Repository(self.source, [self.objects])
+            self.repository: Final = GitRepository(self.source, [self.objects])
             entries = ((key, value) for key, value in configuration(dirs) if _HARMLESS.fullmatch(key))
             write_config(self.room / "git/config", [*entries, ("core.bare", "false"), ("gc.auto", "0")])
             alternate = os.fsencode(self.repository.common_dir / "objects")
@@ -124,14 +124,14 @@ class Checkout:
             environment |= {name: os.environ[name] for name in _OPERATOR if name in os.environ}
         return run_git(*arguments, data=data, directory=self.root, environment=environment, codes=codes)
 
-    def _read_head(self) -> Head:
+    def _read_head(self) -> CheckoutHead:
         text = read_head(self.source)
         if not text.startswith("ref: "):
-            return Head("", text)
+            return CheckoutHead("", text)
         ref = text.removeprefix("ref: ")
         if not ref.startswith(BRANCHES):
             raise GitError(f"HEAD is on {ref}, which is no branch", kind="unsupported")
-        return Head(ref.removeprefix(BRANCHES), self.repository.target(ref))
+        return CheckoutHead(ref.removeprefix(BRANCHES), self.repository.target(ref))
 
     def check_settled(self) -> None:
         """Raise GitError if a merge, rebase or other git operation is in progress in this checkout."""
@@ -297,7 +297,7 @@ class IndexUpdate:
         checkout = self._checkout
         with (
             checkout.writing() as token,
-            Index(checkout.source, checkout.room / "index", token, self.differences, keep=True) as index,
+            IndexReplacement(checkout.source, checkout.room / "index", token, self.differences, keep=True) as index,
         ):
             index.lock()
             yield index.install
@@ -332,7 +332,7 @@ class TreeUpdate:
         checkout = self._checkout
         with (
             checkout.writing() as token,
-            Index(checkout.source, checkout.room / "index", token, self.differences, keep=False) as index,
+            IndexReplacement(checkout.source, checkout.room / "index", token, self.differences, keep=False) as index,
         ):
             index.lock()
             missing = self._missing_directories()
@@ -375,7 +375,7 @@ class TreeUpdate:
         return any(str(name.relative_to(root)) not in leaving for name in below)
 
 
-def _lines(differences: Iterable[Difference], end: int) -> Iterator[bytes]:
+def _lines(differences: Iterable[TreeDifference], end: int) -> Iterator[bytes]:
     """Yield input of `git update-index --index-info` for the old (1) or new (2) entries."""
     for difference in differences:
         entry = difference[end]

@@ -70,7 +70,7 @@ class Line(NamedTuple):
     arguments: Arguments
 
 
-class Git:
+class GitRunner:
     """Run the real git in the working directory, with the options before the subcommand."""
 
     def __init__(self, program: str, options: Arguments) -> None:
@@ -114,7 +114,7 @@ def resolve(program: str, line: Line) -> Line:
     for _ in range(_MOST_ALIASES):
         if line.name in READING or line.name in FAMILIES["git"]:
             break
-        git = Git(program, line.options)
+        git = GitRunner(program, line.options)
         meaning = git.line("config", "--get", f"alias.{line.name}") if line.name else ""
         if not meaning or line.name in git.lines("--list-cmds=main"):
             break

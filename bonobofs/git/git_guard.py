@@ -42,7 +42,7 @@ from bonobofs.git.branch_rules import (
     AIDLC_BRANCH_PREFIX,
     COMMIT_MESSAGE_PATTERN,
     PROTECTED_BRANCHES,
-    Refusal,
+    RuleRefusal,
     identity,
     rules_of,
 )
@@ -59,7 +59,7 @@ from bonobofs.git.checkout import (
 )
 from bonobofs.git.journal import HEAD
 from bonobofs.git.publication import Publisher, RefUpdate
-from bonobofs.git.shared_head import Head, is_checked_out_elsewhere
+from bonobofs.git.shared_head import HeadReplacement, is_checked_out_elsewhere
 from bonobofs.git.source_refs import BRANCHES, PublishedBranches
 from bonobofs.git.tree_changes import TreeChanges, is_refused_path, workspace_path
 from bonobofs.policy.decision import Code, Denied, Permit
@@ -79,7 +79,7 @@ _HERE: Final = WorkspacePath("")
 _LISTED: Final = 1000
 """Paths that an entry lists at most."""
 _ISSUE: Final = re.compile(r"\[([\w.-]+)\]\s")
-_FILTER: Final = Refusal(
+_FILTER: Final = RuleRefusal(
     Code.GIT,
     "git.filter",
     "The content of this path goes through a program that a git configuration names, and the service runs none.",
@@ -110,7 +110,7 @@ class _Operation:
         self.caller = caller
         self.rules: Final = rules_of(session.guard.policy.document)
 
-    def demand(self, refusal: Refusal | Denied | None, path: str = "", **details: Any) -> None:
+    def demand(self, refusal: RuleRefusal | Denied | None, path: str = "", **details: Any) -> None:
         """Record the refusal and raise Refused, unless it is None."""
         if refusal is not None:
             denied = refusal if isinstance(refusal, Denied) else refusal.of(self.request.operation, path)
@@ -151,7 +151,7 @@ class _Operation:
             self.demand(_FILTER, path)
         return update
 
-    def commit_of(self, branch: str, refusal: Refusal) -> str:
+    def commit_of(self, branch: str, refusal: RuleRefusal) -> str:
         """Return the commit of a branch. Raises Refused if the branch does not exist or is a symbolic ref."""
         try:
             # libgit2 would truncate the name at a NUL.
@@ -204,7 +204,7 @@ class _Operation:
         )
 
     @contextmanager
-    def moving_head(self, branch: str, commit: str) -> Iterator[Head]:
+    def moving_head(self, branch: str, commit: str) -> Iterator[HeadReplacement]:
         """Lock HEAD of the checkout, and yield the change to a branch. Raises GitError if it was moved or is locked."""
         checkout = self.checkout
         head = checkout.head
@@ -212,7 +212,7 @@ class _Operation:
         old, new = f"ref: {BRANCHES}{head.branch}" if head.branch else head.commit, f"ref: {BRANCHES}{branch}"
         with (
             checkout.writing((HEAD, old, new)) as token,
-            Head(checkout.source, token, (old, new), (head.commit, commit), person) as replacement,
+            HeadReplacement(checkout.source, token, (old, new), (head.commit, commit), person) as replacement,
         ):
             replacement.lock()
             yield replacement
@@ -323,7 +323,7 @@ class GitGuard(Closing):
             text = branch_rules.message(call.rules, call.checkout.tidied(message), issue)
             if self._issue is not None and issue_id not in ("", self._issue):
                 text = branch_rules.bad_message(call.rules, "names the issue that it is for, and no other")
-            if isinstance(text, Refusal):
+            if isinstance(text, RuleRefusal):
                 call.demand(text)
             self._check_files(call, paths)
             tree = _tree_with(call.checkout, paths)
@@ -382,7 +382,7 @@ class GitGuard(Closing):
         last = call.checkout.run("log", "-1", "--format=%s", call.checkout.repository.target(BRANCHES + source))
         found = _ISSUE.match(last.decode("utf-8", "replace"))
         text = branch_rules.message(call.rules, plain, self._issue or (found[1] if found is not None else None))
-        if isinstance(text, Refusal):
+        if isinstance(text, RuleRefusal):
             call.demand(text if strategy == "squash" else None)
             return plain
         return text

@@ -24,7 +24,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.errors import BonobofsError, reason
-from bonobofs.git.command_line import Git, Line, contacts_remote, only_reads, parse_line, positional_words, resolve
+from bonobofs.git.command_line import (
+    GitRunner,
+    Line,
+    contacts_remote,
+    only_reads,
+    parse_line,
+    positional_words,
+    resolve,
+)
 from bonobofs.git.source_refs import SUBMODULE, SYMLINK
 from bonobofs.ipc.client import call, call_with
 from bonobofs.policy.decision import Refused, as_document
@@ -62,7 +70,7 @@ def main() -> int:
 
 
 def _run(session: Path, real: str, arguments: list[str], line: Line) -> int:
-    git = Git(real, line.options)
+    git = GitRunner(real, line.options)
     words: dict[str, Any] = {"subcommand": line.name, "arguments": list(line.arguments)}
     here = _directory(line)
     begun = call(session, "git.begin", **words, directory=here, remote=contacts_remote(line))
@@ -121,7 +129,7 @@ def _directory(line: Line) -> str:
     return ""
 
 
-def _head(git: Git) -> tuple[str, str]:
+def _head(git: GitRunner) -> tuple[str, str]:
     """Return branch and commit of HEAD."""
     return git.line("symbolic-ref", "--quiet", "HEAD"), git.commit("HEAD")
 
@@ -172,13 +180,13 @@ _MESSAGE: Final = ("-m", "--message", "-F", "--file", "--cleanup", "--into-name"
 _BRANCHING: Final = ("-c", "-C", "--create", "--force-create", "-b", "-B", "--orphan", "--conflict")
 
 
-def plan(git: Git, line: Line) -> Plan:
+def plan(git: GitRunner, line: Line) -> Plan:
     """Predict the changes of a command, or return ("", {}) if none are known in advance."""
     planner = _PLANNERS.get(line.name)
     return planner(git, line.arguments) if planner is not None else ("", {})
 
 
-def next_head(git: Git, line: Line) -> str:
+def next_head(git: GitRunner, line: Line) -> str:
     """Return the text of HEAD after `switch` or `checkout`, or "" if HEAD stays or the result is unknown."""
     arguments = line.arguments
     if line.name not in ("switch", "checkout") or "--" in arguments:
@@ -196,7 +204,7 @@ def next_head(git: Git, line: Line) -> str:
     return git.commit(name)
 
 
-def details(git: Git, changes: Changes, *, reads_content: bool) -> list[list[object]]:
+def details(git: GitRunner, changes: Changes, *, reads_content: bool) -> list[list[object]]:
     """Return rows for `git.preflight`: path, mode, blob id, size (-1: unknown), first bytes or symlink target."""
     blobs = {oid: mode for mode, oid in changes.values() if oid and mode not in (GONE, SUBMODULE)}
     sizes: dict[str, int] = {}
@@ -225,7 +233,7 @@ def _lines(names: Iterable[str]) -> bytes:
     return "".join(f"{name}\n" for name in names).encode()
 
 
-def _between(git: Git, *command: str) -> Changes:
+def _between(git: GitRunner, *command: str) -> Changes:
     """Run a `diff-*` plumbing command and parse its raw output."""
     fields = git.lines(*command[:1], "--raw", "--no-abbrev", "--no-renames", "-z", *command[1:], end="\0")
     found: Changes = {}
@@ -236,22 +244,22 @@ def _between(git: Git, *command: str) -> Changes:
     return found
 
 
-def _trees(git: Git, old: str, new: str) -> Changes:
+def _trees(git: GitRunner, old: str, new: str) -> Changes:
     return _between(git, "diff-tree", "-r", old, new)
 
 
-def _from_index(git: Git, new: str, *paths: str) -> Changes:
+def _from_index(git: GitRunner, new: str, *paths: str) -> Changes:
     """Return the changes from the index to a tree."""
     return _between(git, "diff-index", "--cached", "-R", new, "--", *paths)
 
 
-def _merged(git: Git, first: str, second: str) -> str:
+def _merged(git: GitRunner, first: str, second: str) -> str:
     """Return the tree of the merge of two commits, with conflict markers, or "" if git fails."""
     status, text = git.run("merge-tree", "--write-tree", "--no-messages", "--name-only", first, second)
     return text.split("\n", 1)[0] if status in (0, 1) else ""
 
 
-def _named_in(git: Git, file: str) -> str:
+def _named_in(git: GitRunner, file: str) -> str:
     """Return the commit that a file of the git directory names, or ""."""
     try:
         return git.commit(Path(git.line("rev-parse", "--git-path", file)).read_text(encoding="utf-8").strip())
@@ -259,11 +267,11 @@ def _named_in(git: Git, file: str) -> str:
         return ""
 
 
-def _to(git: Git, commit: str, *paths: str) -> Plan:
+def _to(git: GitRunner, commit: str, *paths: str) -> Plan:
     return (commit, _from_index(git, commit, *paths)) if commit else ("", {})
 
 
-def _checkout(git: Git, arguments: tuple[str, ...]) -> Plan:
+def _checkout(git: GitRunner, arguments: tuple[str, ...]) -> Plan:
     words = positional_words(arguments, _BRANCHING)
     paths = list(arguments[arguments.index("--") + 1 :]) if "--" in arguments else words[1:]
     if not words or any(word.startswith("--orphan") for word in arguments):
@@ -275,7 +283,7 @@ def _checkout(git: Git, arguments: tuple[str, ...]) -> Plan:
     return _to(git, commit, *paths)
 
 
-def _merge(git: Git, arguments: tuple[str, ...]) -> Plan:
+def _merge(git: GitRunner, arguments: tuple[str, ...]) -> Plan:
     if "--abort" in arguments:
         return _to(git, git.commit("HEAD"))
     if {"--continue", "--quit"} & set(arguments):
@@ -283,7 +291,7 @@ def _merge(git: Git, arguments: tuple[str, ...]) -> Plan:
     return _merge_with(git, positional_words(arguments, (*_STRATEGY, *_MESSAGE)) or ["@{upstream}"])
 
 
-def _merge_with(git: Git, names: list[str]) -> Plan:
+def _merge_with(git: GitRunner, names: list[str]) -> Plan:
     commits = [git.commit(name) for name in names]
     changes: Changes = {}
     for commit in filter(None, commits):
@@ -292,7 +300,7 @@ def _merge_with(git: Git, names: list[str]) -> Plan:
     return commits[0], changes
 
 
-def _rebase(git: Git, arguments: tuple[str, ...]) -> Plan:
+def _rebase(git: GitRunner, arguments: tuple[str, ...]) -> Plan:
     if "--abort" in arguments:
         return _to(git, _named_in(git, "rebase-merge/orig-head") or _named_in(git, "rebase-apply/orig-head"))
     if {"--continue", "--skip", "--quit", "--edit-todo", "--root"} & set(arguments):
@@ -304,7 +312,7 @@ def _rebase(git: Git, arguments: tuple[str, ...]) -> Plan:
     return _rebase_on(git, onto or (words[0] if words else "@{upstream}"), words[1] if len(words) > 1 else "HEAD")
 
 
-def _rebase_on(git: Git, onto: str, branch: str) -> Plan:
+def _rebase_on(git: GitRunner, onto: str, branch: str) -> Plan:
     base, tip = git.commit(onto), git.commit(branch)
     if not base or not tip:
         return "", {}
@@ -312,7 +320,7 @@ def _rebase_on(git: Git, onto: str, branch: str) -> Plan:
     return base, {**_from_index(git, base), **(_trees(git, base, tree) if tree else {})}
 
 
-def _pull(git: Git, arguments: tuple[str, ...]) -> Plan:
+def _pull(git: GitRunner, arguments: tuple[str, ...]) -> Plan:
     words = positional_words(arguments, _STRATEGY)
     if git.run("fetch", *words)[0] != 0:
         return "", {}  # git pull reports the error
@@ -322,13 +330,13 @@ def _pull(git: Git, arguments: tuple[str, ...]) -> Plan:
     return _rebase_on(git, "FETCH_HEAD", "HEAD") if rebases else _merge_with(git, ["FETCH_HEAD"])
 
 
-def _reset(git: Git, arguments: tuple[str, ...]) -> Plan:
+def _reset(git: GitRunner, arguments: tuple[str, ...]) -> Plan:
     if not {"--hard", "--merge", "--keep"} & set(arguments):
         return "", {}
     return _to(git, git.commit(next(iter(positional_words(arguments)), "HEAD")))
 
 
-def _stash(git: Git, arguments: tuple[str, ...]) -> Plan:
+def _stash(git: GitRunner, arguments: tuple[str, ...]) -> Plan:
     words = positional_words(arguments)
     if words[:1] not in (["pop"], ["apply"]):
         return "", {}
@@ -337,7 +345,7 @@ def _stash(git: Git, arguments: tuple[str, ...]) -> Plan:
     return (git.commit("HEAD"), _trees(git, f"{stash}^1", stash)) if stash else ("", {})
 
 
-def _pick(git: Git, arguments: tuple[str, ...], *, back: bool = False) -> Plan:
+def _pick(git: GitRunner, arguments: tuple[str, ...], *, back: bool = False) -> Plan:
     if "--abort" in arguments:
         return _to(git, _named_in(git, "sequencer/head") or git.commit("HEAD"))
     words = positional_words(arguments, (*_STRATEGY, "-m", "--mainline", "--cleanup"))
@@ -350,11 +358,11 @@ def _pick(git: Git, arguments: tuple[str, ...], *, back: bool = False) -> Plan:
     return git.commit("HEAD") if commits else "", changes
 
 
-def _revert(git: Git, arguments: tuple[str, ...]) -> Plan:
+def _revert(git: GitRunner, arguments: tuple[str, ...]) -> Plan:
     return _pick(git, arguments, back=True)
 
 
-def _am(git: Git, arguments: tuple[str, ...]) -> Plan:
+def _am(git: GitRunner, arguments: tuple[str, ...]) -> Plan:
     if "--abort" in arguments:
         return _to(git, git.commit("ORIG_HEAD"))
     words = positional_words(arguments, ("-C", "-p", "--directory", "--exclude", "--include", "--patch-format"))
@@ -362,7 +370,7 @@ def _am(git: Git, arguments: tuple[str, ...]) -> Plan:
     return git.commit("HEAD"), {field.split("\t", 2)[2]: (0o100644, _UNKNOWN) for field in fields if "\t" in field}
 
 
-_PLANNERS: Final[dict[str, Callable[[Git, tuple[str, ...]], Plan]]] = {
+_PLANNERS: Final[dict[str, Callable[[GitRunner, tuple[str, ...]], Plan]]] = {
     "am": _am,
     "checkout": _checkout,
     "cherry-pick": _pick,

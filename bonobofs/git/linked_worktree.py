@@ -13,7 +13,7 @@ import pygit2
 
 from bonobofs.errors import GitError
 from bonobofs.git.checkout import check_rules, open_checkout
-from bonobofs.git.repository import Repository
+from bonobofs.git.repository import GitRepository
 from bonobofs.git.source_refs import BRANCHES, find_git_dirs
 
 _LISTED: Final = 10
@@ -50,7 +50,7 @@ def find_repository(directory: Path) -> RepositoryLocation:
 
 def base_of(common: Path, name: str | None) -> str:
     """Return the start commit of a new branch: `name`, or the first of main, master and HEAD. Raises GitError."""
-    repository = Repository(common).raw
+    repository = GitRepository(common).raw
     for each in (name,) if name else ("refs/heads/main", "refs/heads/master", "HEAD"):
         try:
             found, _ = repository.resolve_refish(each)
@@ -62,18 +62,18 @@ def base_of(common: Path, name: str | None) -> str:
 
 def tip_of(common: Path, branch: str) -> str | None:
     """Return the commit of a branch, or None if there is no such branch."""
-    return Repository(common).target(BRANCHES + branch) or None
+    return GitRepository(common).target(BRANCHES + branch) or None
 
 
 def has_commit(common: Path, commit: str, older: str) -> bool:
     """True if both commits exist and `commit` is `older` or a descendant of it."""
-    repository = Repository(common)
+    repository = GitRepository(common)
     return all(repository.commit(one) is not None for one in (commit, older)) and repository.reaches(commit, older)
 
 
 def commits_since(common: Path, base: str, tip: str) -> list[str]:
     """Return at most 10 commits that `tip` reaches and `base` does not, newest first, each as `ID SUBJECT`."""
-    walk = Repository(common).raw.walk(pygit2.Oid(hex=tip), pygit2.enums.SortMode.TOPOLOGICAL)
+    walk = GitRepository(common).raw.walk(pygit2.Oid(hex=tip), pygit2.enums.SortMode.TOPOLOGICAL)
     walk.hide(pygit2.Oid(hex=base))
     return [f"{str(commit.id)[:10]} {commit.message.partition(chr(10))[0]}" for commit in islice(walk, _LISTED)]
 
@@ -83,7 +83,7 @@ def create(common: Path, name: str, tree: Path, branch: str, base: str) -> None:
 
     Raises GitError if the branch is checked out elsewhere or its name is invalid.
     """
-    repository = Repository(common).raw
+    repository = GitRepository(common).raw
     try:
         reference = repository.references.get(BRANCHES + branch)
         if reference is None:
@@ -120,6 +120,6 @@ def remove_entry(common: Path, name: str) -> None:
 def delete_branch(common: Path, branch: str) -> None:
     """Delete a branch. Raises GitError if another process holds its lock."""
     try:
-        Repository(common).raw.references.delete(BRANCHES + branch)
+        GitRepository(common).raw.references.delete(BRANCHES + branch)
     except (KeyError, pygit2.GitError) as error:
         raise GitError(f"the branch {branch} cannot be deleted: {error}", kind="busy") from error

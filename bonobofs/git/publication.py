@@ -30,13 +30,13 @@ from bonobofs.git.branch_rules import (
     BranchContext,
     CommitContext,
     CommitRecord,
-    Refusal,
+    RuleRefusal,
     UpdateKind,
     identity,
     rules_of,
 )
 from bonobofs.git.journal import Journal
-from bonobofs.git.repository import Difference, Repository
+from bonobofs.git.repository import GitRepository, TreeDifference
 from bonobofs.git.shared_head import is_checked_out_elsewhere
 from bonobofs.git.source_refs import BRANCHES, REMOTES, TAGS, Branches, read_head
 from bonobofs.git.tree_changes import TreeChanges
@@ -131,7 +131,7 @@ class Publisher:
     def __init__(
         self,
         authorizer: Authorizer,
-        repository: Repository,
+        repository: GitRepository,
         branches: Branches,
         *,
         journal: Journal,
@@ -325,7 +325,7 @@ class Publisher:
             parts += self._questions(changes, found, before, operation, caller, len(parts))
         return parts
 
-    def _wholes(self, current: str, tip: str) -> Iterator[tuple[str, Iterator[Difference]]]:
+    def _wholes(self, current: str, tip: str) -> Iterator[tuple[str, Iterator[TreeDifference]]]:
         """Yield (base, differences) of the whole update: against the old tip and against protected branches."""
         bases = dict.fromkeys(base for each in self._tips if (base := self._base(tip, each)))
         if current:
@@ -334,7 +334,7 @@ class Publisher:
             before = self._base(current, base) if current else ""
             yield base, self._unpublished(self._reverted(base, before, current, tip), base, ())
 
-    def _reverted(self, base: str, before: str, current: str, tip: str) -> Iterator[Difference]:
+    def _reverted(self, base: str, before: str, current: str, tip: str) -> Iterator[TreeDifference]:
         """Yield the differences from `base` to `tip`, without content that `current` has there and `before` lacks."""
         entry = self._repository.entry
         for each in self._repository.differences(base, tip):
@@ -343,14 +343,14 @@ class Publisher:
                 yield each
 
     def _unpublished(
-        self, differences: Iterable[Difference], before: str, others: Sequence[str]
-    ) -> Iterator[Difference]:
+        self, differences: Iterable[TreeDifference], before: str, others: Sequence[str]
+    ) -> Iterator[TreeDifference]:
         """Yield the differences whose new content is neither in a protected branch nor in a commit of `others`."""
         for each in differences:
             if not any(self._is_taken(each, before, commit) for commit in (*self._tips, *others)):
                 yield each
 
-    def _is_taken(self, difference: Difference, before: str, commit: str) -> bool:
+    def _is_taken(self, difference: TreeDifference, before: str, commit: str) -> bool:
         """True if `commit` has the new content, or removed the path since its merge base with `before`."""
         path, _, new = difference
         if self._repository.entry(commit, path) != new:
@@ -364,14 +364,14 @@ class Publisher:
     def _questions(
         self,
         changes: TreeChanges,
-        differences: Iterator[Difference],
+        differences: Iterator[TreeDifference],
         before: str,
         operation: Operation,
         caller: Caller,
         count: int,
     ) -> list[RelatedChange]:
         """Return the differences as changes to judge. `count`: changes so far. Refused: too many, or invalid."""
-        found: list[Difference] = []
+        found: list[TreeDifference] = []
         for each in differences:
             found.append(each)
             if count + len(found) > MOST_PATHS:
@@ -413,7 +413,7 @@ class Publisher:
         if isinstance(verdict, Denied):
             self._refuse(verdict, caller)
 
-    def _demand(self, refusal: Refusal | None, operation: Operation, caller: Caller, about: str) -> None:
+    def _demand(self, refusal: RuleRefusal | None, operation: Operation, caller: Caller, about: str) -> None:
         if refusal is not None:
             self._refuse(refusal.of(operation, about=about), caller)
 

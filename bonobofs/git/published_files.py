@@ -13,8 +13,8 @@ import stat
 from hashlib import sha1
 from typing import Any, Final
 
-from bonobofs.git.branch_rules import Rules
-from bonobofs.git.repository import Repository
+from bonobofs.git.branch_rules import BranchRules
+from bonobofs.git.repository import GitRepository
 from bonobofs.git.source_refs import EXECUTABLE, FILE, SYMLINK
 from bonobofs.system.paths import open_directory_beneath
 
@@ -28,7 +28,7 @@ CHANGED: Final = "the file has changes that no commit has"
 class Stage:
     """Tips of the protected branches when the check began, and the file for the content."""
 
-    def __init__(self, repository: Repository, rules: Rules, stage: int) -> None:
+    def __init__(self, repository: GitRepository, rules: BranchRules, stage: int) -> None:
         """`stage` is the descriptor of the file for the content. The working directory must be the source."""
         self._repository: Final = repository
         self._tips: Final = repository.protected_tips(rules)
@@ -97,7 +97,7 @@ def _blob_id(content: bytes) -> str:
     return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def prepare(repository: Repository, rules: Rules, descriptor: int, request: dict[str, Any]) -> dict[str, Any]:
+def prepare(repository: GitRepository, rules: BranchRules, descriptor: int, request: dict[str, Any]) -> dict[str, Any]:
     """Check each of `files` ([path, mode, blob id]) and write the content of the permitted ones to the file.
 
     Returns:

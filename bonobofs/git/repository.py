@@ -13,7 +13,7 @@ import pygit2
 from pygit2.enums import ObjectType, Option
 
 from bonobofs.errors import GitError
-from bonobofs.git.branch_rules import Rules
+from bonobofs.git.branch_rules import BranchRules
 from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, TREE, find_common_dir
 from bonobofs.policy.request import HEAD_BYTES
 
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     oid: str
 
 
-class Difference(NamedTuple):
+class TreeDifference(NamedTuple):
     """Path that differs between two trees. None means that the tree does not have it."""
 
     path: bytes
@@ -39,7 +39,7 @@ class Difference(NamedTuple):
     new: Entry | None
 
 
-class Repository:
+class GitRepository:
     """Objects and refs of one repository."""
 
     def __init__(self, git_dir: Path, objects: Iterable[Path] = ()) -> None:
@@ -69,7 +69,7 @@ class Repository:
     def exists(self, ref: str) -> bool:
         return self.raw.references.get(ref) is not None
 
-    def protected_tips(self, rules: Rules) -> list[str]:
+    def protected_tips(self, rules: BranchRules) -> list[str]:
         """Return the tips of the protected branches, without duplicates."""
         names: Iterable[str] = rules.protected_branches
         if any(set("*?[") & set(name) for name in names):
@@ -128,11 +128,11 @@ class Repository:
         """True if `commit` is `tip` or an ancestor of it."""
         return tip == commit or self.raw.descendant_of(pygit2.Oid(hex=tip), pygit2.Oid(hex=commit))
 
-    def differences(self, old: str, new: str) -> Iterator[Difference]:
+    def differences(self, old: str, new: str) -> Iterator[TreeDifference]:
         """Yield the differences of two commits. "" stands for an empty commit."""
         yield from self._compare(b"", self._tree(old), self._tree(new))
 
-    def _compare(self, above: bytes, old: str, new: str) -> Iterator[Difference]:
+    def _compare(self, above: bytes, old: str, new: str) -> Iterator[TreeDifference]:
         before, after = self._entries(old), self._entries(new)
         for name in sorted(before.keys() | after.keys()):
             ends = before.get(name), after.get(name)
@@ -141,7 +141,7 @@ class Repository:
             trees = ["" if each is None or each.mode != TREE else each.oid for each in ends]
             leaves = [None if each is None or each.mode == TREE else each for each in ends]
             if any(leaves):
-                yield Difference(above + name, leaves[0], leaves[1])
+                yield TreeDifference(above + name, leaves[0], leaves[1])
             if any(trees):
                 yield from self._compare(above + name + b"/", trees[0], trees[1])
 

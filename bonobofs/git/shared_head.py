@@ -17,7 +17,7 @@ from typing import Final, Self
 
 from bonobofs.errors import GitError
 from bonobofs.git.journal import Journal, Leftover
-from bonobofs.git.repository import Difference, Entry, Repository
+from bonobofs.git.repository import Entry, GitRepository, TreeDifference
 from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, read_head, run_git
 
 _MOST_NAMED: Final = 200
@@ -89,10 +89,10 @@ class Replacement:
         self.copy.unlink(missing_ok=True)
 
 
-class Index(Replacement):
+class IndexReplacement(Replacement):
     """Copy of the index of one checkout with changes."""
 
-    def __init__(self, git_dir: Path, room: Path, token: str, changes: Iterable[Difference], *, keep: bool) -> None:
+    def __init__(self, git_dir: Path, room: Path, token: str, changes: Iterable[TreeDifference], *, keep: bool) -> None:
         """If the operator has staged other content at a path, `keep` leaves it; else the entry raises StagedError.
 
         An empty git directory is made in `room`. The names of new files in `git_dir` contain `token`. Raises GitError.
@@ -172,7 +172,7 @@ class Index(Replacement):
         return run_git("-c", "core.splitIndex=false", *arguments, data=data, environment=environment, kind="index")
 
 
-class Head(Replacement):
+class HeadReplacement(Replacement):
     """New HEAD of one checkout."""
 
     def __init__(
@@ -215,11 +215,11 @@ def finish_index(leftovers: Sequence[Leftover], room: Path, journal: Journal) ->
     updates = [left[:3] for left in leftovers]
     for left in leftovers:
         if left.is_made and read_head(left.git_dir) == f"ref: {left.ref}":
-            repository = Repository(left.git_dir)
+            repository = GitRepository(left.git_dir)
             changes = repository.differences(left.old, left.new)
             with (
                 journal.writing(left.git_dir, repository.common_dir, updates) as token,
-                Index(left.git_dir, room, token, changes, keep=True) as index,
+                IndexReplacement(left.git_dir, room, token, changes, keep=True) as index,
             ):
                 index.lock()
                 index.install()

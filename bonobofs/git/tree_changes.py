@@ -13,7 +13,7 @@ from typing import Final
 from bonobofs.enforcement.authorizer import RelatedChange
 from bonobofs.errors import GitError
 from bonobofs.git import branch_rules
-from bonobofs.git.repository import Difference, Entry, Repository
+from bonobofs.git.repository import Entry, GitRepository, TreeDifference
 from bonobofs.git.source_refs import EXECUTABLE, FILE, SUBMODULE, SYMLINK
 from bonobofs.policy.decision import Denied
 from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
@@ -54,14 +54,14 @@ def is_evil_link(path: bytes, mode: int) -> bool:
 class TreeChanges:
     """Converts differences between commits of one repository. Equal differences are converted once."""
 
-    def __init__(self, repository: Repository, operation: Operation) -> None:
+    def __init__(self, repository: GitRepository, operation: Operation) -> None:
         """`operation` is the operation of the denials that `refusal` returns."""
         self._repository: Final = repository
         self._operation: Final = operation
-        self._seen: Final[set[Difference]] = set()
+        self._seen: Final[set[TreeDifference]] = set()
         self._directories: Final[set[bytes]] = set()
 
-    def refusal(self, differences: Iterable[Difference]) -> Denied | None:
+    def refusal(self, differences: Iterable[TreeDifference]) -> Denied | None:
         """Return a denial that does not depend on the policy, or None."""
         for path, _, new in differences:
             if new is None:
@@ -78,7 +78,7 @@ class TreeChanges:
                 return branch_rules.SUBMODULE.of(self._operation, workspace_path(path))
         return None
 
-    def parts(self, differences: Iterable[Difference], before: str) -> Iterator[RelatedChange]:
+    def parts(self, differences: Iterable[TreeDifference], before: str) -> Iterator[RelatedChange]:
         """Yield the changes for the policy. The directories of the commit `before` ("" for none) already exist."""
         for difference in differences:
             if difference in self._seen:
@@ -88,7 +88,7 @@ class TreeChanges:
             if difference.old is None:
                 yield from self._new_directories(difference.path, before)
 
-    def _part(self, difference: Difference) -> RelatedChange:
+    def _part(self, difference: TreeDifference) -> RelatedChange:
         path, old, new = difference
         if new is None:
             kind = Kind.SYMLINK if old is not None and old.mode == SYMLINK else Kind.FILE

@@ -33,12 +33,12 @@ from bonobofs.enforcement.authorizer import (
 )
 from bonobofs.errors import BonobofsError, GitError
 from bonobofs.git import branch_rules
-from bonobofs.git.branch_rules import Refusal, UpdateKind, identity, rules_of
+from bonobofs.git.branch_rules import RuleRefusal, UpdateKind, identity, rules_of
 from bonobofs.git.journal import HEAD, JOURNAL, Journal, Leftover, recover
 from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, IncompleteError, Published, Publisher, RefUpdate
 from bonobofs.git.published_files import prepare
-from bonobofs.git.repository import Difference, Repository
-from bonobofs.git.shared_head import Head, Index, StagedError, finish_index
+from bonobofs.git.repository import GitRepository, TreeDifference
+from bonobofs.git.shared_head import HeadReplacement, IndexReplacement, StagedError, finish_index
 from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, find_git_dirs, read_head
 from bonobofs.ipc.codec import decode_decision, encode_denied, encode_request
 from bonobofs.policy.compiled import Tracked
@@ -97,7 +97,7 @@ _CONFIG: Final = """\
 """
 
 
-class Channel:
+class WorkerChannel:
     """JSON lines with descriptors, to and from the companion."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -145,7 +145,7 @@ class JudgingAuthorizer:
     The server compares the generation of policy and leases with its own. If they differ, the request is judged again.
     """
 
-    def __init__(self, channel: Channel, agent: Principal) -> None:
+    def __init__(self, channel: WorkerChannel, agent: Principal) -> None:
         self.agent: Final = agent
         self._channel: Final = channel
         self._plain: dict[str, Any] = {}
@@ -205,7 +205,7 @@ class JudgingAuthorizer:
 class _RemoteBranches:
     """`Branches` of the companion, over the channel."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: WorkerChannel) -> None:
         self._channel: Final = channel
 
     def find(self, ref: str) -> tuple[str, str]:
@@ -219,7 +219,7 @@ class _RemoteBranches:
 class Worker:
     """Serves one session. The working directory must be the root of the source."""
 
-    def __init__(self, channel: Channel, config: dict[str, Any]) -> None:
+    def __init__(self, channel: WorkerChannel, config: dict[str, Any]) -> None:
         """`config`: {"agent", "issue", "directory", "leftovers"}.
 
         `directory` belongs to this worker. `leftovers` lists directories of dead workers of this source. The worker
@@ -300,7 +300,7 @@ class Worker:
         try:
             if len(updates) > MOST_UPDATES:
                 raise self._refuse(branch_rules.LIMIT, f"More than {MOST_UPDATES} references.", PUSH)
-            repository = Repository(self._git_dir, [objects])
+            repository = GitRepository(self._git_dir, [objects])
             publisher = Publisher(self._authorizer, repository, self._branches, objects=objects, journal=self._journal)
 
             @contextmanager
@@ -320,8 +320,8 @@ class Worker:
             return _failure(error)
         return {"status": 0, "line": _described(published)}
 
-    def _index(self, changes: Iterable[Difference], *, keep: bool) -> Index:
-        return Index(self._git_dir, self._directory, self._journal.token, changes, keep=keep)
+    def _index(self, changes: Iterable[TreeDifference], *, keep: bool) -> IndexReplacement:
+        return IndexReplacement(self._git_dir, self._directory, self._journal.token, changes, keep=keep)
 
     def _mirror(self, call: dict[str, Any]) -> dict[str, Any]:
         """Set HEAD and index of the source's checkout to the session's HEAD. Raises Refused.
@@ -332,7 +332,7 @@ class Worker:
         head, current = call["head"], read_head(self._git_dir)
         if head == current:
             return {"status": 0, "line": "", "head": head}
-        repository = Repository(self._git_dir)
+        repository = GitRepository(self._git_dir)
         old, new = (self._commit_of(repository, each) for each in (current, head))
         if current != call["expected"] or call["shared"]:
             raise self._refuse(branch_rules.SHARED, f"HEAD of the source: {current}.", _SWITCH)
@@ -350,7 +350,7 @@ class Worker:
                 return {"status": 0, "line": ""}
             index.lock()
             with (
-                Head(self._git_dir, token, (current, head), (old, new), person) as new_head,
+                HeadReplacement(self._git_dir, token, (current, head), (old, new), person) as new_head,
                 self._authorizer.authorize(request, caller=_SWITCH, details=details, guard=GUARD),
             ):
                 new_head.lock()
@@ -359,19 +359,19 @@ class Worker:
         return {"status": 0, "line": "", "head": head}
 
     @contextmanager
-    def _demanded_index(self, repository: Repository, old: str, new: str) -> Iterator[Index]:
+    def _demanded_index(self, repository: GitRepository, old: str, new: str) -> Iterator[IndexReplacement]:
         try:
             with self._index(repository.differences(old, new), keep=False) as index:
                 yield index
         except StagedError as error:
             raise self._refuse(branch_rules.STAGED, f"{error}.", _SWITCH) from error
 
-    def _commit_of(self, repository: Repository, head: str) -> str:
+    def _commit_of(self, repository: GitRepository, head: str) -> str:
         """Return the commit of a HEAD value, or "" if the source does not have it."""
         oid = repository.target(head[5:]) if head.startswith("ref: ") else head
         return oid if oid and repository.commit(oid) is not None else ""
 
-    def _refuse(self, refusal: Refusal, about: str, caller: Caller) -> Refused:
+    def _refuse(self, refusal: RuleRefusal, about: str, caller: Caller) -> Refused:
         operation = Operation.PUBLISH if caller is PUSH else Operation.CHECKOUT_BRANCH
         return self._authorizer.deny(refusal.of(operation, about=about), caller, guard=GUARD)
 
@@ -389,11 +389,11 @@ class Worker:
 
     def _prepare(self, call: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         rules = rules_of(self._authorizer.policy.document)
-        return prepare(Repository(self._git_dir), rules, descriptors[0], call)
+        return prepare(GitRepository(self._git_dir), rules, descriptors[0], call)
 
     def _advertised(self, ref: str) -> dict[str, str]:
         """Return {ref: commit} of the protected branches, `ref` and up to MOST_ADVERTISED branches of the source."""
-        repository = Repository(self._git_dir)
+        repository = GitRepository(self._git_dir)
         rules = rules_of(self._authorizer.policy.document)
         names = [BRANCHES + name for name in rules.protected_branches]
         found = {name: repository.target(name) for name in [*names, *filter(None, [ref])] if "*" not in name}
@@ -563,7 +563,7 @@ def _failure(error: Exception, effect: str = "not published") -> dict[str, Any]:
 def main(number: int) -> int:
     """Serve on the socket `number` until the companion is gone. Return the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=number))
+    channel = WorkerChannel(socket.socket(fileno=number))
     try:
         config, _ = channel.receive()
         if config["owner"] is not None:

@@ -13,12 +13,12 @@ from bonobofs.errors import PolicyError
 from bonobofs.policy import denials
 from bonobofs.policy.allow_list import AllowList
 from bonobofs.policy.decision import REPOSITORY_RULE, Layer, Permit
-from bonobofs.policy.lease_set import Leases
+from bonobofs.policy.lease_set import LeaseSet
 from bonobofs.policy.overlap import meets
 from bonobofs.policy.pattern import (
     ANY_DEPTH,
     Matcher,
-    Names,
+    NameGlobs,
     Pattern,
     Reach,
     compile_name,
@@ -99,7 +99,7 @@ class Hidden:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ScratchTable:
+class ScratchQuota:
     """One [[scratch]]. Its paths may have at most `max_total` bytes together; None: no limit.
 
     Each name of a file, directory or symlink counts 4 KiB, in addition to its content and extended attributes.
@@ -118,7 +118,7 @@ class Scratch:
     """One pattern of a [[scratch]]. `order` is its index among all these patterns; the first that matches decides."""
 
     order: int
-    table: ScratchTable
+    table: ScratchQuota
     permit: Permit
 
 
@@ -152,12 +152,12 @@ def _above(path: str) -> Iterator[str]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Repository:
+class RepositoryGrant:
     """The session's own `.git`. Its protected branches follow the source, and the session cannot move them."""
 
     protected: tuple[str, ...]
     """Names, or patterns with `*`."""
-    table: ScratchTable
+    table: ScratchQuota
     """The table that counts its bytes. They count in no [[scratch]]."""
     permit: Permit
 
@@ -179,7 +179,7 @@ class Repository:
 class Temporary:
     """The names of staged files: by the last component at any depth, or by the whole path."""
 
-    names: Names
+    names: NameGlobs
     paths: Matcher[bool]
     permit: Permit
 
@@ -200,7 +200,7 @@ class Policy:
     generation: int
     devices: bool
     protect: Matcher[denials.Refusal]
-    scratch: tuple[ScratchTable, ...]
+    scratch: tuple[ScratchQuota, ...]
     protect_and_scratch: Matcher[denials.Refusal | Scratch]
     """[[protect]] and [[scratch]] patterns in one automaton, because every decision needs both."""
     temporary: Temporary | None
@@ -220,14 +220,14 @@ class Policy:
     """A rule refuses executable content, so a verdict depends on the first bytes of a file."""
     network: AllowList
     """[network] allow."""
-    leases: Leases | None = None
+    leases: LeaseSet | None = None
     """The lease snapshot; None: the session tracks no leases."""
     tracked: Tracked | None = None
     """The paths below [[scratch]] that git tracks; None: no paths."""
-    repository: Repository | None = None
+    repository: RepositoryGrant | None = None
     """The session's own `.git`; None: the mount shows that of the source read-only."""
 
-    def bound_by(self, leases: Leases | None) -> Policy:
+    def bound_by(self, leases: LeaseSet | None) -> Policy:
         """Return this policy with a lease snapshot."""
         return dataclasses.replace(self, leases=leases)
 
@@ -238,11 +238,11 @@ class Policy:
     def with_repository(self) -> Policy:
         """Return this policy for a mount in which the session has its own `.git`."""
         protected = self.document.get("git", {}).get("protected_branches", ("main", "master", "develop"))
-        table = ScratchTable(-1, (parse(f"{REPOSITORY}/"),), None, denials.REPOSITORY)
+        table = ScratchQuota(-1, (parse(f"{REPOSITORY}/"),), None, denials.REPOSITORY)
         permit = Permit(REPOSITORY_RULE, layer=Layer.SCRATCH)
-        return dataclasses.replace(self, repository=Repository(tuple(protected), table, permit))
+        return dataclasses.replace(self, repository=RepositoryGrant(tuple(protected), table, permit))
 
-    def repository_of(self, parts: Sequence[str]) -> Repository | None:
+    def repository_of(self, parts: Sequence[str]) -> RepositoryGrant | None:
         """Return the session's repository if the path is it or is below it."""
         return self.repository if self.repository is not None and parts and parts[0] == REPOSITORY else None
 
@@ -281,7 +281,7 @@ class Policy:
         is_temporary = self.temporary is not None and self.temporary.admits(parts)
         return is_temporary and self.tracked.has("/".join(parts[:-1]))
 
-    def scratch_table(self, path: str) -> ScratchTable | None:
+    def scratch_table(self, path: str) -> ScratchQuota | None:
         """Return the [[scratch]] that counts a path, provided that `decide` permits the path in scratch."""
         parts = path.split("/") if path else []
         if (repository := self.repository_of(parts)) is not None:
@@ -360,7 +360,7 @@ def _scratch(tables: Sequence[Mapping[str, Any]]) -> list[tuple[Pattern, Scratch
     for index, table in enumerate(tables):
         patterns = tuple(parse(text) for text in table["paths"])
         limit = table.get("max_total")
-        described = ScratchTable(index, patterns, limit, denials.scratch_is_full(patterns, limit))
+        described = ScratchQuota(index, patterns, limit, denials.scratch_is_full(patterns, limit))
         for pattern in patterns:
             permit = Permit(f"scratch:{pattern.text}", layer=Layer.SCRATCH)
             found.append((pattern, Scratch(len(found), described, permit)))
@@ -373,7 +373,7 @@ def _temporary(texts: Sequence[str]) -> Temporary | None:
     patterns = [parse_temporary(text) for text in texts]
     anywhere = [len(one.components) == 2 and one.components[0] == ANY_DEPTH for one in patterns]
     return Temporary(
-        names=Names(one.components[1] for one, is_name in zip(patterns, anywhere, strict=True) if is_name),
+        names=NameGlobs(one.components[1] for one, is_name in zip(patterns, anywhere, strict=True) if is_name),
         paths=Matcher((one, True) for one, is_name in zip(patterns, anywhere, strict=True) if not is_name),
         permit=Permit("temporary", layer=Layer.STAGED),
     )

@@ -223,13 +223,13 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
 
-class Paths(_Table):
+class PathsTable(_Table):
     """[[protect]]: paths that no change may touch. [[keep]]: paths that no change may delete or rename away."""
 
     paths: list[PathPattern] = Field(min_length=1)
 
 
-class Scratch(_Table):
+class ScratchTable(_Table):
     """[[scratch]]: paths in the scratch layer, which the session may write freely. `max_total` limits their bytes."""
 
     paths: list[PathPattern] = Field(min_length=1)
@@ -243,7 +243,7 @@ class Examples(_Table):
     deny: list[ExamplePath] = []
 
 
-class Rule(_Table):
+class RuleTable(_Table):
     """[[rule]]: permits changes of matching paths, or refuses them with a reason. A missing key sets no limit."""
 
     name: RuleName
@@ -255,7 +255,7 @@ class Rule(_Table):
     examples: Examples = Examples()
 
     @model_validator(mode="after")
-    def _refuses_all(self) -> Rule:
+    def _refuses_all(self) -> RuleTable:
         limits = {
             "suffixes": self.suffixes,
             "max_size": self.max_size,
@@ -267,7 +267,7 @@ class Rule(_Table):
         return self
 
 
-class Role(_Table):
+class RoleTable(_Table):
     """[role.NAME]: paths that the role may write, exceptions from them, and operations that it may call."""
 
     write: list[PathPattern] = []
@@ -278,7 +278,7 @@ class Role(_Table):
     examples: Examples = Examples()
 
 
-class Leases(_Table):
+class LeasesTable(_Table):
     """[leases]: the longest lease of a session, and the roles that may acquire one.
 
     `max` is in seconds. If `who` is None, every role that may write may acquire leases.
@@ -288,7 +288,7 @@ class Leases(_Table):
     who: list[Name] | None = None
 
 
-class Beads(_Table):
+class BeadsTable(_Table):
     """[beads]: the issue conventions. A label has the form `PREFIX:NAME` with one of the prefixes."""
 
     types: list[BeadsWord] = Field(default=[*TYPES], min_length=1)
@@ -296,7 +296,7 @@ class Beads(_Table):
     human: Name = HUMAN
 
 
-class Git(_Table):
+class GitTable(_Table):
     """[git]: the requirements for branch names and commit messages, and the author and signature of commits."""
 
     branch_prefix: BranchPrefix = "aidlc/"
@@ -306,7 +306,7 @@ class Git(_Table):
     sign: Sign | None = None
 
 
-class AgentMail(_Table):
+class AgentMailTable(_Table):
     """[agent_mail]: the mailbox that gets the trails. Default project: the source; default sender: a unique name."""
 
     url: ServerUrl
@@ -318,14 +318,14 @@ class AgentMail(_Table):
     mirror_reservations: bool = False
 
 
-class Audit(_Table):
+class AuditTable(_Table):
     """[audit]: how long the trails of ended sessions are kept, and the size limit of all trails."""
 
     keep: Age = "90d"
     max_total: Size = ByteSize(5_000_000_000)
 
 
-class Run(_Table):
+class RunTable(_Table):
     """[run]: what `bonobofs run` shows besides the workspace, and its limits. `time` is in seconds; None: no limit.
 
     `read`: further paths, read-only, absolute or below `~`. `env`: names of variables that pass.
@@ -340,7 +340,7 @@ class Run(_Table):
     time: Duration | None = None
 
 
-class Network(_Table):
+class NetworkTable(_Table):
     """[network]: the hosts to which `run` lets a session connect; each entry as in `allow_list`. Default: none."""
 
     allow: Annotated[list[Any], AfterValidator(_allow)] = []
@@ -358,19 +358,19 @@ class PolicyDocument(_Table):
     devices: bool = False
     secrets: list[PathPattern] = []
     symlinks: Literal["inside", "any"] = "inside"
-    protect: list[Paths] = []
-    keep: list[Paths] = []
-    scratch: list[Scratch] = []
-    rule: list[Rule] = []
-    role: dict[Name, Role] = {}
-    git: Git = Git()
-    leases: Leases = Leases()
-    beads: Beads = Beads()
-    agent_mail: AgentMail | None = None
+    protect: list[PathsTable] = []
+    keep: list[PathsTable] = []
+    scratch: list[ScratchTable] = []
+    rule: list[RuleTable] = []
+    role: dict[Name, RoleTable] = {}
+    git: GitTable = GitTable()
+    leases: LeasesTable = LeasesTable()
+    beads: BeadsTable = BeadsTable()
+    agent_mail: AgentMailTable | None = None
     examples: Examples = Examples()
-    audit: Audit = Audit()
-    run: Run = Run()
-    network: Network = Network()
+    audit: AuditTable = AuditTable()
+    run: RunTable = RunTable()
+    network: NetworkTable = NetworkTable()
 
 
 def load(path: Path) -> PolicyDocument:

@@ -24,7 +24,7 @@ class LeaseMatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Leases:
+class LeaseSet:
     """The leases from the view of one session."""
 
     matcher: Matcher[LeaseMatch]
@@ -48,12 +48,12 @@ class Leases:
         return any(one.own for one in self.matcher.find(parts))
 
 
-def compile_leases(documents: Iterable[Mapping[str, Any]]) -> Leases:
+def compile_leases(documents: Iterable[Mapping[str, Any]]) -> LeaseSet:
     """Compile leases. Each has `patterns`, `shared`, `own`, `holder` (a label), `chain` (or None) and `until`.
 
     `holder_id`, the UUID of the holder, is optional.
     """
-    return Leases(
+    return LeaseSet(
         Matcher(
             (
                 parse(pattern),
@@ -69,5 +69,5 @@ def compile_leases(documents: Iterable[Mapping[str, Any]]) -> Leases:
     )
 
 
-UNKNOWN: Final = Leases(Matcher(()), known=False)
+UNKNOWN: Final = LeaseSet(Matcher(()), known=False)
 """The snapshot without knowledge of the leases. With it the engine denies every change of the source."""

@@ -218,7 +218,7 @@ def _expression(component: str) -> str:
     return f"(?s:{first}{middle}{last})"
 
 
-class Names:
+class NameGlobs:
     """Globs for one component, compared at once. Literal beginnings and ends and the dots exclude most names early."""
 
     __slots__ = ("_begins", "_dots", "_ends", "_fits_beginning", "_fits_ending", "_fits_other")

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from bonobofs.errors import BonobofsError
 from bonobofs.sandbox import bwrap_arguments, escape_attempts, last_step
 from bonobofs.sandbox.bwrap_arguments import Account, View
-from bonobofs.sandbox.sandbox_process import Identity, Limits, SandboxProcess
+from bonobofs.sandbox.sandbox_process import CommandUser, ResourceLimits, SandboxProcess
 
 _NOBODY: Final = 65534
 _APPARMOR: Final = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
@@ -60,7 +60,7 @@ def probe() -> ProbeResult:
 def _run(directory: Path) -> tuple[str, str]:
     """Return what the attempts printed, and why the sandbox failed."""
     uid, gid = (os.geteuid(), os.getegid()) if os.geteuid() else (_NOBODY, _NOBODY)
-    identity = Identity(uid, gid, ()) if os.geteuid() == 0 else None
+    identity = CommandUser(uid, gid, ()) if os.geteuid() == 0 else None
     source, inside = directory / "source", directory / "state" / "inside"
     source.mkdir()
     inside.mkdir(parents=True)
@@ -77,7 +77,7 @@ def _run(directory: Path) -> tuple[str, str]:
     finally:
         os.close(write)
         os.close(null)
-    failure = sandbox.release(view, [sys.executable, "-I", "-S", escape_attempts.__file__], Limits())
+    failure = sandbox.release(view, [sys.executable, "-I", "-S", escape_attempts.__file__], ResourceLimits())
     with os.fdopen(read, "rb") as pipe:
         text = pipe.read().decode()
     sandbox.wait()

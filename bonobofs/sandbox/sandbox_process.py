@@ -31,7 +31,7 @@ _ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
 _RUN_EGRESS: Final = "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.sandbox.egress import main; main()"
 
 
-class Limits(NamedTuple):
+class ResourceLimits(NamedTuple):
     """Limits of the command; 0: none."""
 
     processes: int = 0
@@ -39,7 +39,7 @@ class Limits(NamedTuple):
     """Bytes of writable private memory of each process."""
 
 
-class Identity(NamedTuple):
+class CommandUser(NamedTuple):
     """The user as whom root starts the command."""
 
     uid: int
@@ -111,7 +111,7 @@ class SandboxProcess:
         *,
         streams: Sequence[int],
         terminal: int,
-        identity: Identity | None = None,
+        identity: CommandUser | None = None,
         group: int = -1,
     ) -> None:
         """Start bubblewrap. MountError: it failed, with what it printed.
@@ -182,7 +182,7 @@ class SandboxProcess:
             return os.fsdecode(os.read(self._errors, 4096)).strip() or "bubblewrap ended without a message"
         return "bubblewrap ended without a message"
 
-    def release(self, view: View, command: Sequence[str], limits: Limits) -> str:
+    def release(self, view: View, command: Sequence[str], limits: ResourceLimits) -> str:
         """Let the command run. Returns "" when it runs, else the failure: an exit status, a space and a text."""
         paths = {
             "read": bwrap_arguments.readable(view),

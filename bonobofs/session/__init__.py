@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from bonobofs.session.session_list import (
         SERVED,
         CallableSession,
-        State,
-        Status,
+        SessionState,
+        SessionStatus,
         callable_session,
         flush_servers,
         mount_around,
@@ -57,8 +57,8 @@ _NAMES: Final = {
     ),
     "bonobofs.session.sandbox_run": "RunRequest run",
     "bonobofs.session.session_list": (
-        "CallableSession SERVED State Status callable_session flush_servers mount_around session_around statuses "
-        "unreadable"
+        "CallableSession SERVED SessionState SessionStatus callable_session flush_servers mount_around session_around "
+        "statuses unreadable"
     ),
     "bonobofs.session.unmount": "Unmounted unmount_session",
     "bonobofs.state.home": "home",

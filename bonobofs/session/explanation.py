@@ -31,7 +31,7 @@ from bonobofs.policy.request import (
 )
 from bonobofs.session.lease_service import leases_of
 from bonobofs.session.registration import choose_policy, load_tracked
-from bonobofs.session.session_list import Status, callable_session, session_around
+from bonobofs.session.session_list import SessionStatus, callable_session, session_around
 from bonobofs.state.home import inside_directory, read_document, session_directory
 from bonobofs.state.sessions import Session
 from bonobofs.system import mounts
@@ -121,7 +121,9 @@ def _names_below(directory: Path) -> Iterator[str]:
             yield os.path.join(top, name)[len(str(directory)) :]
 
 
-def _explain_by_session(home: Path, path: Path, around: Status | None, change: PlannedChange) -> dict[str, Any] | None:
+def _explain_by_session(
+    home: Path, path: Path, around: SessionStatus | None, change: PlannedChange
+) -> dict[str, Any] | None:
     """Ask the session of a mount or its source. None: the path is in neither, or the session cannot be called."""
     if around is not None and around.session.mountpoint is not None:
         directory = inside_directory(home, around.session.session)

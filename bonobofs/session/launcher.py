@@ -255,7 +255,7 @@ OLDEST_KERNEL: Final = (5, 12)
 """The first Linux with FUSE 7.33, which the kernel transport needs."""
 
 
-class Transport(NamedTuple):
+class TransportChoice(NamedTuple):
     """A transport. `packages`: directory of mfusepy; `notes`: sentences for the operator."""
 
     name: str
@@ -263,18 +263,18 @@ class Transport(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def choose_transport(name: str) -> Transport:
+def choose_transport(name: str) -> TransportChoice:
     """Return the named transport; for `auto`, the kernel transport if available. UsageError, MountError."""
     if name not in TRANSPORTS:
         raise UsageError(f"there is no transport {name!r}; use one of {', '.join(TRANSPORTS)}")
     missing = lacks_kernel(platform.system(), platform.release())
     if name == "kernel" or (name == "auto" and not missing):
-        return Transport("kernel")
+        return TransportChoice("kernel")
     absent = lacks_portable()
     if absent:
         raise MountError(f"the portable transport {absent}")
     notes = (f"Served by the portable transport, as {missing}.",) if name == "auto" else ()
-    return Transport("portable", str(_packages()), notes)
+    return TransportChoice("portable", str(_packages()), notes)
 
 
 def lacks_kernel(name: str, release: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bonobofs.errors import BonobofsError, InterruptedWaitError, PolicyError, StateError, UsageError
-from bonobofs.policy.lease_set import UNKNOWN, Leases, compile_leases
+from bonobofs.policy.lease_set import UNKNOWN, LeaseSet, compile_leases
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.policy.pattern import parse
 from bonobofs.session.registration import default_agent
@@ -134,7 +134,7 @@ def list_leases(home: Path) -> list[Lease]:
         return leases.list_leases(database)
 
 
-def leases_of(home: Path, session: Session) -> Leases:
+def leases_of(home: Path, session: Session) -> LeaseSet:
     """Return the leases as a session enforces them; UNKNOWN if they cannot be read."""
     key = Holder(session.agent, session.agent_id, session.chain).key
     try:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from bonobofs.agent_mail.courier import Carried, CourierCursors
 from bonobofs.agent_mail.letter import compare, posted
-from bonobofs.agent_mail.mail_client import Address, Mailbox, Server
+from bonobofs.agent_mail.mail_client import Address, Mailbox, MailServer
 from bonobofs.audit.tombstones import tombstones
 from bonobofs.audit.verify import Finding
 from bonobofs.errors import MailError, StateError, UsageError
@@ -125,7 +125,7 @@ def open_mailbox(home: Path, settings: Settings) -> Mailbox:
             raise MailError(f"the token of Agent Mail in {settings.token_file} cannot be read: {reason}") from error
         if not token.isprintable() or " " in token:
             raise MailError(f"the token of Agent Mail in {settings.token_file} is more than one word")
-    return Mailbox(Server(settings.address.url, token), settings.address, _TokensInFile(home / "agent_mail.json"))
+    return Mailbox(MailServer(settings.address.url, token), settings.address, _TokensInFile(home / "agent_mail.json"))
 
 
 class _TokensInFile:

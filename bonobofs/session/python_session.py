@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from bonobofs.audit import temp_cleanup
 from bonobofs.audit.reader import AuditLog
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import StateError, TrailError
 from bonobofs.policy.lease_set import compile_leases
@@ -125,7 +125,7 @@ def open_session(
     save(state, session)
     name = session.session
     trail = Trail.create(
-        trail_path(state, name), head_path(state, name), Identity(name, session.agent, session.agent_id)
+        trail_path(state, name), head_path(state, name), TrailIdentity(name, session.agent, session.agent_id)
     )
     ended = threading.Event()
     keeper = threading.Thread(target=_keep_synced, args=(trail, ended), name="bonobofs-trail", daemon=True)

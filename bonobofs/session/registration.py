@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.errors import GitError, PolicyError, UsageError
 from bonobofs.policy.compiled import Tracked
-from bonobofs.policy.document import Audit, PolicyDocument, load
+from bonobofs.policy.document import AuditTable, PolicyDocument, load
 from bonobofs.policy.engine import Policy, compile_policy
 from bonobofs.policy.presets import PRESET, PRESETS, origin_of, preset_file
 from bonobofs.state import agent_registry, heartbeats, project_policies
@@ -43,7 +43,7 @@ class ChosenPolicy(NamedTuple):
 
 def note_on_audit(home: Path, file: Path, document: PolicyDocument) -> str:
     """Return a sentence if the policy sets limits of the audit log that have no effect, else ""."""
-    if document.audit == Audit() or os.path.realpath(file) == os.path.realpath(home / "policy.toml"):
+    if document.audit == AuditTable() or os.path.realpath(file) == os.path.realpath(home / "policy.toml"):
         return ""
     return f"[audit] has no effect in {file}; only {home / 'policy.toml'} limits the audit log"
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.audit.entry import ZERO, instant
-from bonobofs.audit.index import Index, Progress
+from bonobofs.audit.index import AuditIndex, Progress
 from bonobofs.audit.reader import is_closed, last, read, since, trails_in
 from bonobofs.audit.report import SessionFacts
 from bonobofs.audit.tombstones import PRUNED, Tombstone, appending, bury, record_head, record_path, tombstones
 from bonobofs.audit.trail_storage import compress, remove, stat_trail
-from bonobofs.audit.verify import Report, read_head, verify_trail
+from bonobofs.audit.verify import TrailReport, read_head, verify_trail
 from bonobofs.errors import StateError, TrailError, reason
 from bonobofs.state.home import head_path, home_id, read_document, session_directory, trail_path
 from bonobofs.state.sessions import lives, load, read_all
@@ -54,7 +54,7 @@ def _compress_ended(home: Path, most: int | None, goes_on: GoesOn) -> list[str]:
     return problems
 
 
-class Limits(NamedTuple):
+class RetentionLimits(NamedTuple):
     """Table `[audit]` of a policy."""
 
     keep: str
@@ -73,16 +73,16 @@ class Pruning(NamedTuple):
     """One line for each trail that could not be compressed."""
 
 
-def limits(home: Path) -> Limits:
+def limits(home: Path) -> RetentionLimits:
     """Return `[audit]` of `policy.toml` in the state directory, else the defaults. PolicyError.
 
     The audit log belongs to the state directory: `[audit]` of other policies is validated and has no effect.
     """
-    from bonobofs.policy.document import Audit, load  # noqa: PLC0415 - umount avoids the import of pydantic
+    from bonobofs.policy.document import AuditTable, load  # noqa: PLC0415 - umount avoids the import of pydantic
 
     own = home / "policy.toml"
-    audit = load(own).audit if own.exists() else Audit()
-    return Limits(audit.keep, int(audit.max_total))
+    audit = load(own).audit if own.exists() else AuditTable()
+    return RetentionLimits(audit.keep, int(audit.max_total))
 
 
 def prune(home: Path, *, dry_run: bool = False, goes_on: GoesOn = lambda: True, now: datetime | None = None) -> Pruning:
@@ -107,7 +107,7 @@ def prune(home: Path, *, dry_run: bool = False, goes_on: GoesOn = lambda: True, 
         return pruning
 
 
-def _due(home: Path, bounds: Limits, oldest: datetime, goes_on: GoesOn) -> Pruning:
+def _due(home: Path, bounds: RetentionLimits, oldest: datetime, goes_on: GoesOn) -> Pruning:
     """Find the trails to prune, oldest first."""
     trails = [(stat_trail(trail), trail) for trail in trails_in(home / "trails")]
     total = sum(status.st_size for status, _ in trails)
@@ -161,7 +161,7 @@ def _check_record(home: Path) -> None:
         )
 
 
-def verify_record(home: Path) -> Report | None:
+def verify_record(home: Path) -> TrailReport | None:
     """Verify the record of pruned trails; None if there is none yet. TrailError."""
     path, head = record_path(home), record_head(home)
     if not path.exists() and not head.exists():
@@ -199,14 +199,14 @@ def has_ended(home: Path, trail: Path) -> bool:
 
 
 @contextlib.contextmanager
-def open_index(home: Path) -> Iterator[Index]:
+def open_index(home: Path) -> Iterator[AuditIndex]:
     """Open the index of a state directory without updating it; call `catch_up` for that. StateError."""
     # Most commands use no database, and importing SQLAlchemy would take longer than they run.
     from bonobofs.audit.index_store import open_tables  # noqa: PLC0415
 
     tables = open_tables(home)
     try:
-        yield Index(home, home_id(home), tables)
+        yield AuditIndex(home, home_id(home), tables)
     finally:
         tables.close()
 

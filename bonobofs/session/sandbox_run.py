@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from bonobofs.errors import BonobofsError, MountError, UsageError, reason
-from bonobofs.policy.document import PolicyDocument, Run
+from bonobofs.policy.document import PolicyDocument, RunTable
 from bonobofs.sandbox import bwrap_arguments, environment, last_step
 from bonobofs.sandbox.bwrap_arguments import Account, View
-from bonobofs.sandbox.sandbox_process import EgressProcess, Identity, Limits, SandboxProcess, find_bwrap
+from bonobofs.sandbox.sandbox_process import CommandUser, EgressProcess, ResourceLimits, SandboxProcess, find_bwrap
 from bonobofs.sandbox.terminal_relay import TerminalRelay
 from bonobofs.session import mount_checks, worktrees
 from bonobofs.session.agent_shell import provision
@@ -159,7 +159,7 @@ def _check_hidden(directory: Path, read: Sequence[str]) -> None:
             )
 
 
-def _read_paths(policy: Run, account: Account) -> list[str]:
+def _read_paths(policy: RunTable, account: Account) -> list[str]:
     return [os.path.realpath(_expand(path, account)) for path in policy.read]
 
 
@@ -206,7 +206,7 @@ def _mount_worktree(home: Path, request: RunRequest, source: Path, guest: Guest 
     return _Workspace(added.mounted, added.work, added.work)
 
 
-def _view(home: Path, workspace: _Workspace, account: Account, policy: Run, request: RunRequest) -> View:
+def _view(home: Path, workspace: _Workspace, account: Account, policy: RunTable, request: RunRequest) -> View:
     session = workspace.mounted.session
     shown = workspace.shown_as
     here = os.path.realpath(request.directory)
@@ -399,7 +399,7 @@ class _Runner:
         relay = TerminalRelay(None if guest is None else guest.uid)
         identity = None
         if guest is not None:
-            identity = Identity(guest.uid, guest.gid, os.getgrouplist(guest.name, guest.gid))
+            identity = CommandUser(guest.uid, guest.gid, os.getgrouplist(guest.name, guest.gid))
         sandbox = SandboxProcess(
             self._view, variables, streams=relay.streams, terminal=relay.terminal, identity=identity
         )
@@ -415,7 +415,7 @@ class _Runner:
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         try:
             failure = sandbox.release(
-                self._view, command, Limits(self._policy.processes, int(self._policy.memory or 0))
+                self._view, command, ResourceLimits(self._policy.processes, int(self._policy.memory or 0))
             )
             self._install_signals(sandbox, relay)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)

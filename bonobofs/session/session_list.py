@@ -26,7 +26,7 @@ from bonobofs.system.processes import is_stopped, send
 SECONDS_TO_SETTLE = 2.0
 
 
-class State(enum.StrEnum):
+class SessionState(enum.StrEnum):
     """State of a session."""
 
     SERVING = "serving"
@@ -43,16 +43,16 @@ class State(enum.StrEnum):
     ENDED = "ended"
 
 
-SERVED: Final = frozenset({State.SERVING, State.STOPPED, State.SOURCE_REMOVED})
+SERVED: Final = frozenset({SessionState.SERVING, SessionState.STOPPED, SessionState.SOURCE_REMOVED})
 """States with a server and a mount."""
 
 
-class Status(NamedTuple):
+class SessionStatus(NamedTuple):
     """A session and its state."""
 
     session: Session
     """Its `policy` is the last one in force."""
-    state: State
+    state: SessionState
     watch: str | None = None
     """`watching`, or why external changes are polled once a second; None if it is not served."""
     policy_error: str | None = None
@@ -74,7 +74,7 @@ class Status(NamedTuple):
         return "its source is not watched"
 
 
-def statuses(home: Path, *, include_ended: bool = False) -> list[Status]:
+def statuses(home: Path, *, include_ended: bool = False) -> list[SessionStatus]:
     """Return the readable sessions that have not ended, oldest first; with `include_ended`, all."""
     sessions, _ = read_all(home)
     mounted = {str(mount.mountpoint) for mount in mounts.bonobofs_mounts()}
@@ -85,23 +85,23 @@ def statuses(home: Path, *, include_ended: bool = False) -> list[Status]:
         session.mountpoint: session for session in sessions if session.mountpoint in mounted - taken
     }
     entries = [_status(home, session, _state(home, session, mounted, dead_mounts)) for session in sessions]
-    return [status for status in entries if include_ended or status.state is not State.ENDED]
+    return [status for status in entries if include_ended or status.state is not SessionState.ENDED]
 
 
-def _status(home: Path, session: Session, state: State) -> Status:
+def _status(home: Path, session: Session, state: SessionState) -> SessionStatus:
     try:
         live = read_live(session_directory(home, session.session))
     except (OSError, StateError) as error:
-        return Status(session, state, unreadable=f"its live.json cannot be read: {reason(error)}")
+        return SessionStatus(session, state, unreadable=f"its live.json cannot be read: {reason(error)}")
     if live is None:
-        return Status(session, state)
+        return SessionStatus(session, state)
     session = dataclasses.replace(session, policy=live.policy)
     if state not in SERVED:
-        return Status(session, state)
-    return Status(session, state, live.watch, live.policy_error, live.leases, live.caches)
+        return SessionStatus(session, state)
+    return SessionStatus(session, state, live.watch, live.policy_error, live.leases, live.caches)
 
 
-def session_around(home: Path, path: Path) -> Status | None:
+def session_around(home: Path, path: Path) -> SessionStatus | None:
     """Return the served session whose mount, or else whose source, contains the path; of several, the newest.
 
     StateError: the path is in a mount whose session cannot be read.
@@ -177,20 +177,20 @@ def _has_source(session: Session) -> bool:
     return session.source_inode in (None, st.st_ino)
 
 
-def _state(home: Path, session: Session, mounted: set[str], dead_mounts: dict[str | None, Session]) -> State:
+def _state(home: Path, session: Session, mounted: set[str], dead_mounts: dict[str | None, Session]) -> SessionState:
     if session.ended is not None:
-        return State.ENDED
+        return SessionState.ENDED
     if lives(session):
         if session.mountpoint is None:
-            return State.SERVING
+            return SessionState.SERVING
         if session.mountpoint not in mounted:
-            return State.ENDING
+            return SessionState.ENDING
         if session.pid is not None and is_stopped(session.pid):
-            return State.STOPPED
-        return State.SERVING if _has_source(session) else State.SOURCE_REMOVED
+            return SessionState.STOPPED
+        return SessionState.SERVING if _has_source(session) else SessionState.SOURCE_REMOVED
     if dead_mounts.get(session.mountpoint) is session:
-        return State.DEAD
-    return State.ENDED if was_closed(home, session) else State.CRASHED
+        return SessionState.DEAD
+    return SessionState.ENDED if was_closed(home, session) else SessionState.CRASHED
 
 
 class CallableSession(NamedTuple):
@@ -238,7 +238,7 @@ def check_served(home: Path, path: Path) -> None:
     mount = mounts.mount_around(path)
     if mount is None:
         return
-    dead = [entry.session for entry in statuses(home) if entry.state is State.DEAD]
+    dead = [entry.session for entry in statuses(home) if entry.state is SessionState.DEAD]
     for session in dead:
         if session.mountpoint is not None and is_within(mount.mountpoint, session.mountpoint):
             raise MountError(

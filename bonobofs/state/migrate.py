@@ -42,7 +42,7 @@ class UpgradeResult(NamedTuple):
     backup: Path | None
 
 
-class State(enum.StrEnum):
+class DatabaseState(enum.StrEnum):
     """State of a database."""
 
     CURRENT = "current"
@@ -53,12 +53,12 @@ class State(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Status:
+class DatabaseStatus:
     """Output of `db status`."""
 
     database: str
     """URL without the password."""
-    state: State
+    state: DatabaseState
     schema: str | None
     """Its revision; None without tables."""
     newest: str
@@ -67,7 +67,7 @@ class Status:
     backups: list[str]
 
 
-def status(database: Database) -> Status:
+def status(database: Database) -> DatabaseStatus:
     """Return the state of the database; read-only. An error of the database is returned in `faults`."""
     at, wanted = None, newest()
     faulty: list[str] = []
@@ -80,10 +80,18 @@ def status(database: Database) -> Status:
                 live = _live(database, connection)
     except StateError as error:
         faulty = [str(error)]
-    state = State.EMPTY if at is None else State.OLD if at < wanted else State.NEWER if at > wanted else State.CURRENT
-    return Status(
+    state = (
+        DatabaseState.EMPTY
+        if at is None
+        else DatabaseState.OLD
+        if at < wanted
+        else DatabaseState.NEWER
+        if at > wanted
+        else DatabaseState.CURRENT
+    )
+    return DatabaseStatus(
         database=database.name,
-        state=State.FAULTY if faulty else state,
+        state=DatabaseState.FAULTY if faulty else state,
         schema=at,
         newest=wanted,
         faults=faulty,

@@ -27,7 +27,7 @@ from watchdog.observers.inotify_c import CallbackId, InotifyConstants, InotifyEv
 
 from bonobofs.errors import os_error
 from bonobofs.system.syscalls import file_system_type
-from bonobofs.system.watcher_events import BEGAN, CLOSED, DIRECTORY, GONE, LONGEST_PATH, MADE, MODIFIED, Names
+from bonobofs.system.watcher_events import BEGAN, CLOSED, DIRECTORY, GONE, LONGEST_PATH, MADE, MODIFIED, NameEvents
 
 _CREATE: Final = InotifyConstants.IN_CREATE
 _DELETE: Final = InotifyConstants.IN_DELETE
@@ -98,7 +98,7 @@ class Changes(NamedTuple):
 
     since: int
     """Nanoseconds since 1970. Earlier reads reported all changes before it."""
-    names: list[Names]
+    names: list[NameEvents]
     lost: bool
     """True if events were lost, so that any name may have changed."""
 
@@ -239,7 +239,7 @@ class Watcher:
         found = []
         for directory, names in self._names.items():
             if names and (path := directory.path) != _TOO_LONG:
-                found.append(Names(directory.ino, path, names))
+                found.append(NameEvents(directory.ino, path, names))
             elif names and directory.parent is not None:
                 self._leave_out(directory.parent, _LONG)
         return Changes(since - _CLOCK, found, lost)

@@ -35,7 +35,7 @@ def reachable(path: str) -> str:
     return os.fsdecode(raw[: raw.rfind(b"/", 0, LONGEST_PATH + 1)])
 
 
-class Names(NamedTuple):
+class NameEvents(NamedTuple):
     """Names in one directory and the events of each, as a bit set of the constants above."""
 
     ino: int
@@ -44,7 +44,7 @@ class Names(NamedTuple):
     names: dict[bytes, int]
 
 
-def encode(since: int, found: Iterable[Names]) -> Iterator[bytes]:
+def encode(since: int, found: Iterable[NameEvents]) -> Iterator[bytes]:
     """Yield the messages: each of at most 64 KiB plus one part, so that the server handles requests between them."""
     first = b"%d" % since
     parts, size = [first], 0

@@ -22,9 +22,9 @@ from time import perf_counter_ns, process_time_ns
 from benchmarks import git_commands
 from benchmarks.plan import INDEXED, ISSUES, RECORDS, RULES, WALKED_FILES, Plan
 from benchmarks.worlds import bonobofs
-from bonobofs.audit.index import Index
+from bonobofs.audit.index import AuditIndex
 from bonobofs.audit.index_store import IndexTables, sqlite_engine
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.guards import BeadsGuard
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy, decide
@@ -74,7 +74,7 @@ def log(plan: Plan) -> float:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     trail = Trail.create(
-        place / f"{session}.jsonl", place / f"{session}.head", Identity(session, "bench", str(uuid.uuid4()))
+        place / f"{session}.jsonl", place / f"{session}.head", TrailIdentity(session, "bench", str(uuid.uuid4()))
     )
     passes = []
     for turn in range(PASSES):
@@ -96,7 +96,7 @@ def index(plan: Plan) -> float:
     (home / "trails").mkdir(parents=True)
     session = str(uuid.uuid4())
     paths = home / "trails" / f"{session}.jsonl", home / "trails" / f"{session}.head"
-    trail = Trail.create(*paths, Identity(session, "bench", str(uuid.uuid4())))
+    trail = Trail.create(*paths, TrailIdentity(session, "bench", str(uuid.uuid4())))
     for number in range(plan.count(INDEXED) // 2):
         path = f"tree/package{number % 50}/directory{number % 377}/file_{number}.md"
         trail.outcome(
@@ -110,7 +110,7 @@ def index(plan: Plan) -> float:
     for turn in range(PASSES):
         tables = IndexTables(sqlite_engine(home / f"index-{turn}.db"))
         started = perf_counter_ns()
-        progress = Index(home, "bench", tables).catch_up()
+        progress = AuditIndex(home, "bench", tables).catch_up()
         passes.append(progress.entries / (perf_counter_ns() - started) * 1e9)
         tables.close()
     shutil.rmtree(home)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from bonobofs.agent_mail.courier import Carried, Courier, CourierCursors, Pace
 from bonobofs.agent_mail.letter import MOST_CHARACTERS, MOST_ENTRIES, Letter, Posted, compare, posted
-from bonobofs.agent_mail.mail_client import Address, Mailbox, Server
+from bonobofs.agent_mail.mail_client import Address, Mailbox, MailServer
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.errors import MailError, StateError
 from bonobofs.policy.decision import Code, Denied
 from bonobofs.policy.request import Operation, WorkspacePath
@@ -68,7 +68,7 @@ class Desk:
         self.address = Address(url, project, f"guard-{uuid.uuid4().hex[:8]}", to)
 
     def mailbox(self) -> Mailbox:
-        return Mailbox(Server(self.address.url, TOKEN, 5.0), self.address, self.tokens)
+        return Mailbox(MailServer(self.address.url, TOKEN, 5.0), self.address, self.tokens)
 
     def courier(self, *, only_denials: bool = False, pace: Pace = AT_ONCE) -> Courier:
         return Courier(
@@ -78,7 +78,7 @@ class Desk:
     def trail(self) -> Trail:
         session = str(uuid.uuid4())
         return Trail.create(
-            self.trails / f"{session}.jsonl", self.trails / f"{session}.head", Identity(session, "alice", "a-uuid")
+            self.trails / f"{session}.jsonl", self.trails / f"{session}.head", TrailIdentity(session, "alice", "a-uuid")
         )
 
     def run(self, courier: Courier) -> int:
@@ -295,10 +295,10 @@ def test_a_reply_as_event_stream_is_read(far_desk: Desk, original: Original) -> 
 
 def test_a_wrong_token_and_a_wrong_server_are_reported(home: Path, original: Original, project: str) -> None:
     """Each in one line."""
-    wrong = Mailbox(Server(original.url, "wrong"), Address(original.url, project, "a-b"), Tokens())
+    wrong = Mailbox(MailServer(original.url, "wrong"), Address(original.url, project, "a-b"), Tokens())
     with pytest.raises(MailError, match=r"answers 401: .*Unauthorized"):
         wrong.open()
-    unknown = Mailbox(Server(original.url, TOKEN), Address(original.url, "relative", "a-b"), Tokens())
+    unknown = Mailbox(MailServer(original.url, TOKEN), Address(original.url, "relative", "a-b"), Tokens())
     with pytest.raises(MailError, match=r"refuses: .*absolute"):
         unknown.open()
 
@@ -505,8 +505,8 @@ def rpc(result: object) -> bytes:
 def test_an_invalid_reply_is_one_failure(answer: bytes) -> None:
     """It is reported in one line, and the call is retried."""
     with answering(answer) as url:
-        mailbox = Mailbox(Server(url, TOKEN, 5.0), Address(url, "/p", "a-b"), Tokens())
-        server = Server(url, TOKEN, 5.0)
+        mailbox = Mailbox(MailServer(url, TOKEN, 5.0), Address(url, "/p", "a-b"), Tokens())
+        server = MailServer(url, TOKEN, 5.0)
         for ask in (
             lambda: mailbox.send("s", "b", "low"),
             mailbox.sent,
@@ -526,7 +526,7 @@ def test_an_invalid_reply_is_one_failure(answer: bytes) -> None:
 def test_an_invalid_reservation_list_is_one_failure(original: Original, listed: object) -> None:
     """The courier does not treat it as an empty list."""
     original.reservations = listed  # type: ignore[assignment]
-    mailbox = Mailbox(Server(original.url, TOKEN), Address(original.url, "/p", "a-b"), Tokens())
+    mailbox = Mailbox(MailServer(original.url, TOKEN), Address(original.url, "/p", "a-b"), Tokens())
     if listed == {}:
         assert mailbox.reservations() == []
         return
@@ -539,7 +539,7 @@ def test_a_slow_reply_times_out() -> None:
     began = time.monotonic()
     slowly = [b"HTTP/1.0 200 x\r\n"] + [b"X-More: y\r\n"] * 90
     with answering(*slowly, between=0.5) as url, pytest.raises(MailError, match="took more than 1 s") as told:
-        Server(url, TOKEN, 1.0).call("send_message", {})
+        MailServer(url, TOKEN, 1.0).call("send_message", {})
     assert told.value.carried_out is None
     assert time.monotonic() - began < 20
 
@@ -547,12 +547,12 @@ def test_a_slow_reply_times_out() -> None:
 def test_reports_contain_no_token(original: Original) -> None:
     """Also if the server repeats the token."""
     original.status, original.detail = 403, "your header was {}"
-    mailbox = Mailbox(Server(original.url, TOKEN), Address(original.url, "/p", "a-b"), Tokens())
+    mailbox = Mailbox(MailServer(original.url, TOKEN), Address(original.url, "/p", "a-b"), Tokens())
     with pytest.raises(MailError, match=r"Bearer \*\*\*"):
         mailbox.open()
     refusal = rpc({"isError": True, "content": [{"text": "no agent has the token s3cret"}]})
     with answering(refusal) as url, pytest.raises(MailError, match=r"the token \*\*\*"):
-        Server(url, TOKEN).call("send_message", {"sender_token": "s3cret"})
+        MailServer(url, TOKEN).call("send_message", {"sender_token": "s3cret"})
 
 
 _TEXT = st.text(st.characters(), max_size=40)

@@ -15,7 +15,7 @@ import pytest
 
 from bonobofs import daemon, session
 from bonobofs.agent_mail.letter import Posted, posted
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.daemon.main import Daemon
 from bonobofs.session.mail_settings import Settings, open_mailbox, settings_of
 from bonobofs.state.home import home_id, read_document, session_directory
@@ -193,7 +193,7 @@ def test_a_witness_without_letters_confirms_nothing(
 
 def rewrite(world: World) -> None:
     """The owner of the state directory can do this: write another history with a valid chain and head."""
-    identity = Identity(world.session.session, world.session.agent, world.session.agent_id)
+    identity = TrailIdentity(world.session.session, world.session.agent, world.session.agent_id)
     count = len(world.trail.read_bytes().splitlines())
     world.trail.unlink()
     world.head.unlink()

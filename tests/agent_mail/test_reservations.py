@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bonobofs import daemon
-from bonobofs.agent_mail.mail_client import Server
+from bonobofs.agent_mail.mail_client import MailServer
 from bonobofs.daemon.reservation_mirror import ReservationJob
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.session.mail_settings import open_mailbox, settings_of
@@ -45,7 +45,7 @@ class Reserving:
         self._fork = server if isinstance(server, Fork) else None
         self._original = server if isinstance(server, Original) else None
         self._project = project
-        self._server = Server(server.url, TOKEN)
+        self._server = MailServer(server.url, TOKEN)
 
     def reserve(self, agent: str, pattern: str, *, exclusive: bool = True) -> int:
         if self._original is not None:

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from bonobofs.audit.reader import LONGEST_LINE
-from bonobofs.audit.verify import Status, verify_trail
+from bonobofs.audit.verify import TrailStatus, verify_trail
 from bonobofs.errors import UsageError
 from tests.guard_socket.conftest import Called, answer
 from tests.support.git_guards import ENVIRONMENT
@@ -40,7 +40,7 @@ def unharmed(world: World) -> Iterator[None]:
     assert max(map(len, world.trail.read_bytes().splitlines())) < LONGEST_LINE // 2
     world.umount()
     report = verify_trail(world.trail, world.head, session=world.session.session)
-    assert (report.findings, report.status) == ([], Status.CLOSED)
+    assert (report.findings, report.status) == ([], TrailStatus.CLOSED)
 
 
 def below(root: Path, *, make: bool = False) -> int:

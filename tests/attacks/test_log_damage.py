@@ -16,7 +16,7 @@ import pytest
 
 from bonobofs import session
 from bonobofs.audit.entry import AuditEntry, body_of
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.cli.audit import verify_
 from tests.attacks.ground import build
 from tests.support.syscalls import append, make
@@ -220,7 +220,7 @@ def test_a_clock_set_back_does_not_break_the_record(home: Path) -> None:
     """Entries are ordered by number, independent of the clock."""
     name = "00000000-0000-4000-8000-000000000000"
     trail = Trail.create(
-        home / "trails" / f"{name}.jsonl", home / "trails" / f"{name}.head", Identity(name, "al", "id")
+        home / "trails" / f"{name}.jsonl", home / "trails" / f"{name}.head", TrailIdentity(name, "al", "id")
     )
     moment = datetime(2031, 5, 1, tzinfo=UTC)
     for number in range(10):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.errors import TrailError
 
 Create = Callable[..., Trail]
@@ -26,7 +26,7 @@ def creating() -> Iterator[Create]:
     with ExitStack() as made:
 
         def create(directory: Path, session: str = "s", agent: str = "alice") -> Trail:
-            identity = Identity(session, agent, f"id-of-{agent}")
+            identity = TrailIdentity(session, agent, f"id-of-{agent}")
             trail = Trail.create(directory / f"{session}.jsonl", directory / f"{session}.head", identity)
             made.callback(_close, trail)
             return trail

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from bonobofs import session
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.index import GroupBy, Index, IndexQuery, decode_text, encode_text, microseconds
+from bonobofs.audit.index import AuditIndex, GroupBy, IndexQuery, decode_text, encode_text, microseconds
 from bonobofs.audit.index_store import CHANGES, METADATA, SCHEMA, TRAILS, IndexTables, open_tables, sqlite_engine
-from bonobofs.audit.reader import UNREADABLE, Change, read, trails_in
+from bonobofs.audit.reader import UNREADABLE, RecordedChange, read, trails_in
 from bonobofs.audit.trail_storage import compress
 from bonobofs.audit.writer import Trail
 from bonobofs.errors import StateError
@@ -48,37 +48,39 @@ def tables(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def index(home: Path, tables: IndexTables) -> Index:
-    return Index(home, "here", tables)
+def index(home: Path, tables: IndexTables) -> AuditIndex:
+    return AuditIndex(home, "here", tables)
 
 
 def change(trail: Trail, path: str, operation: Operation = Operation.CREATE_FILE, error: int = 0) -> None:
     trail.outcome(trail.intent(operation, path, "create", "artifacts"), operation, path, error=error)
 
 
-def paths(index: Index, **wanted: Any) -> list[str]:
+def paths(index: AuditIndex, **wanted: Any) -> list[str]:
     return [found.entry.path for found in index.changes(IndexQuery(**wanted))]
 
 
-def joined(entries: Iterable[AuditEntry]) -> list[Change]:
+def joined(entries: Iterable[AuditEntry]) -> list[RecordedChange]:
     """What the index should hold of one trail, the simplest way there is: all in memory, each outcome sought."""
-    changes: list[Change] = []
+    changes: list[RecordedChange] = []
     for entry in entries:
         if entry.kind == "outcome" and entry.result != "denied":
             intent = entry.details.get("intent")
             for place, known in enumerate(changes):
                 awaited = (known.entry.kind, known.entry.result) == ("intent", "allowed") and known.outcome is None
                 if awaited and known.entry.seq == intent:
-                    changes[place] = Change(known.entry, entry)
+                    changes[place] = RecordedChange(known.entry, entry)
                     break
             else:
-                changes.append(Change(entry))
+                changes.append(RecordedChange(entry))
         else:
-            changes.append(Change(entry))
+            changes.append(RecordedChange(entry))
     return changes
 
 
-def test_a_change_is_found_with_its_outcome_in_the_order_of_intents(create: Create, home: Path, index: Index) -> None:
+def test_a_change_is_found_with_its_outcome_in_the_order_of_intents(
+    create: Create, home: Path, index: AuditIndex
+) -> None:
     """The outcome may be recorded long after its intent, and indexed in a later read."""
     trail = create(home / "trails")
     first = trail.intent(Operation.WRITE_FILE, "long", "modify", "code")
@@ -119,7 +121,7 @@ def test_a_change_is_found_with_its_outcome_in_the_order_of_intents(create: Crea
     ],
 )
 def test_a_path_filter_includes_everything_below_and_a_pattern_its_matches(
-    create: Create, home: Path, index: Index, asked: str, found: list[str]
+    create: Create, home: Path, index: AuditIndex, asked: str, found: list[str]
 ) -> None:
     """One character is one, for any number of bytes, and for bytes that are not UTF-8."""
     trail = create(home / "trails")
@@ -135,7 +137,7 @@ def test_a_path_filter_includes_everything_below_and_a_pattern_its_matches(
     assert paths(index, path=asked) == found
 
 
-def test_each_filter_narrows_the_answer(create: Create, home: Path, index: Index) -> None:
+def test_each_filter_narrows_the_answer(create: Create, home: Path, index: AuditIndex) -> None:
     """By agent, session, operation, rule, result and time, singly and combined."""
     trail, other = create(home / "trails"), create(home / "trails", "t", "bob")
     change(trail, "made")
@@ -159,7 +161,7 @@ def test_each_filter_narrows_the_answer(create: Create, home: Path, index: Index
     assert len(paths(index, since=past, until=soon)) == 5
 
 
-def test_changes_are_grouped_and_counted(create: Create, home: Path, index: Index) -> None:
+def test_changes_are_grouped_and_counted(create: Create, home: Path, index: AuditIndex) -> None:
     """A repeated denial counts every repetition. Alerts are not changes."""
     trail = create(home / "trails")
     change(trail, "a.md")
@@ -177,7 +179,9 @@ def test_changes_are_grouped_and_counted(create: Create, home: Path, index: Inde
     assert len(index.count(IndexQuery(), GroupBy.PATH, most=1)) == 1
 
 
-def test_changes_are_sorted_by_time_and_each_trail_keeps_its_order(create: Create, home: Path, index: Index) -> None:
+def test_changes_are_sorted_by_time_and_each_trail_keeps_its_order(
+    create: Create, home: Path, index: AuditIndex
+) -> None:
     """Also if a clock was set back."""
     one, two = create(home / "trails", "one"), create(home / "trails", "two")
     now = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -188,7 +192,7 @@ def test_changes_are_sorted_by_time_and_each_trail_keeps_its_order(create: Creat
     assert paths(index) == ["one1", "two3", "one5", "one2", "two6"]
 
 
-def test_an_incomplete_line_is_read_when_it_is_complete(create: Create, home: Path, index: Index) -> None:
+def test_an_incomplete_line_is_read_when_it_is_complete(create: Create, home: Path, index: AuditIndex) -> None:
     """It is neither shown nor skipped."""
     trail = create(home / "trails")
     change(trail, "a")
@@ -201,7 +205,7 @@ def test_an_incomplete_line_is_read_when_it_is_complete(create: Create, home: Pa
     assert [each.outcome is not None for each in index.changes(IndexQuery())] == [True]
 
 
-def test_a_rewritten_trail_is_read_again_and_reported(create: Create, home: Path, index: Index) -> None:
+def test_a_rewritten_trail_is_read_again_and_reported(create: Create, home: Path, index: AuditIndex) -> None:
     """The old rows are removed. The rows of a deleted trail are removed too."""
     trail, other = create(home / "trails"), create(home / "trails", "t")
     change(trail, "before")
@@ -221,7 +225,7 @@ def test_a_rewritten_trail_is_read_again_and_reported(create: Create, home: Path
     assert paths(index) == ["after!"]
 
 
-def test_an_unreadable_trail_does_not_block_others(create: Create, home: Path, index: Index) -> None:
+def test_an_unreadable_trail_does_not_block_others(create: Create, home: Path, index: AuditIndex) -> None:
     """It is reported."""
     (home / "trails" / "a.jsonl").mkdir()
     change(trail := create(home / "trails", "b"), "read")
@@ -231,7 +235,7 @@ def test_an_unreadable_trail_does_not_block_others(create: Create, home: Path, i
     assert paths(index) == ["read"]
 
 
-def test_a_continuous_writer_does_not_delay_other_trails(create: Create, home: Path, index: Index) -> None:
+def test_a_continuous_writer_does_not_delay_other_trails(create: Create, home: Path, index: AuditIndex) -> None:
     """Entries written during a read are left for the next read."""
     restless, other = create(home / "trails", "a"), create(home / "trails", "b")
     change(restless, "first")
@@ -248,7 +252,7 @@ def test_a_continuous_writer_does_not_delay_other_trails(create: Create, home: P
     assert "other" in paths(index)
 
 
-def test_a_stop_request_ends_the_wait_for_another_reader(create: Create, home: Path, index: Index) -> None:
+def test_a_stop_request_ends_the_wait_for_another_reader(create: Create, home: Path, index: AuditIndex) -> None:
     """For instance, a query stopped in a terminal must not prevent the daemon from ending."""
     change(trail := create(home / "trails"), "a")
     trail.flush()
@@ -258,7 +262,7 @@ def test_a_stop_request_ends_the_wait_for_another_reader(create: Create, home: P
     assert index.catch_up().entries == 2
 
 
-def test_a_trail_replaced_at_the_same_size_is_reported(create: Create, home: Path, index: Index) -> None:
+def test_a_trail_replaced_at_the_same_size_is_reported(create: Create, home: Path, index: AuditIndex) -> None:
     """Also to a reader that has just read it."""
     change(trail := create(home / "trails"), "plan")  # which no hash can hold
     trail.flush()
@@ -270,7 +274,7 @@ def test_a_trail_replaced_at_the_same_size_is_reported(create: Create, home: Pat
     assert paths(index)[0] == "text"
 
 
-def test_two_readers_index_each_entry_once(create: Create, home: Path, index: Index, tables: IndexTables) -> None:
+def test_two_readers_index_each_entry_once(create: Create, home: Path, index: AuditIndex, tables: IndexTables) -> None:
     """Also if a state directory was copied with its name, so that two readers have two locks."""
     change(trail := create(home / "trails"), "a")
     trail.flush()
@@ -281,7 +285,7 @@ def test_two_readers_index_each_entry_once(create: Create, home: Path, index: In
     assert paths(index) == ["a"]
 
 
-def test_any_trail_name_can_be_indexed(create: Create, home: Path, index: Index) -> None:
+def test_any_trail_name_can_be_indexed(create: Create, home: Path, index: AuditIndex) -> None:
     """A name that is not UTF-8 must not block other trails."""
     change(trail := create(home / "trails"), "a")
     trail.flush()
@@ -293,7 +297,7 @@ def test_any_trail_name_can_be_indexed(create: Create, home: Path, index: Index)
 
 
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"])
-def test_a_timestamp_out_of_range_is_a_damaged_line(create: Create, home: Path, index: Index, moment: str) -> None:
+def test_a_timestamp_out_of_range_is_a_damaged_line(create: Create, home: Path, index: AuditIndex, moment: str) -> None:
     """It is shown as a line that is no entry, and causes no error."""
     trail = create(home / "trails")
     trail.event("e")
@@ -312,7 +316,7 @@ def test_doubled_and_damaged_lines_are_indexed(create: Create, home: Path, table
     raw = trail.path.read_bytes()
     huge = raw.replace(b'"seq":1,', b'"seq":99999999999999999999999,').replace(b'"intent":1', b'"intent":1e999')
     trail.path.write_bytes(raw + b"{}\n\xff\x00\n" + raw + raw.replace(b'"intent":1', b'"intent":[]') + huge)
-    index = Index(home, "here", tables, batch=1)
+    index = AuditIndex(home, "here", tables, batch=1)
     assert index.catch_up().entries == 10
     found = list(index.changes(IndexQuery()))
     assert sum(1 + (each.outcome is not None) for each in found) == 10
@@ -359,14 +363,14 @@ def test_the_index_equals_the_trail_for_reads_of_any_size(
     expected = joined(read(trail.path))
     lines = whole.splitlines(keepends=True)
     tables = IndexTables(sqlite_engine(home / "index.db"))
-    index = Index(home, "here", tables, batch=at_once)
+    index = AuditIndex(home, "here", tables, batch=at_once)
     for cut in sorted(cuts):
         trail.path.write_bytes(b"".join(lines[:cut]))
         index.catch_up()
     trail.path.write_bytes(whole)
     index.catch_up()
 
-    def held() -> list[Change]:
+    def held() -> list[RecordedChange]:
         return sorted(index.changes(IndexQuery()), key=lambda each: each.entry.seq)
 
     assert held() == expected
@@ -385,7 +389,7 @@ def test_every_text_has_one_encoding_in_the_tables(text: str) -> None:
     assert decode_text(stored) == text
 
 
-def test_a_killed_reader_neither_loses_nor_doubles_an_entry(create: Create, home: Path, index: Index) -> None:
+def test_a_killed_reader_neither_loses_nor_doubles_an_entry(create: Create, home: Path, index: AuditIndex) -> None:
     """The cursor moves in the transaction of the rows. The test kills the reader at every step."""
     trail = create(home / "trails")
     for number in range(3000):
@@ -418,7 +422,7 @@ index.Index(home, "here", open_tables(home)).catch_up(goes_on)
     assert index.catch_up().entries == 0
 
 
-def test_the_index_follows_a_hundred_growing_trails(create: Create, home: Path, index: Index) -> None:
+def test_the_index_follows_a_hundred_growing_trails(create: Create, home: Path, index: AuditIndex) -> None:
     """Any subset of them has grown since the last read."""
     trails = [create(home / "trails", f"s{number:03}") for number in range(100)]
     for turn in range(5):
@@ -443,26 +447,28 @@ def test_a_rebuild_during_writes_has_each_entry_once(create: Create, home: Path,
                 change(trail, f"f{number}")
 
     def keep_up() -> None:
-        mine = Index(home, "here", tables)
+        mine = AuditIndex(home, "here", tables)
         while not ended.wait(0.1):
             mine.catch_up()
 
     with ThreadPoolExecutor(2) as pool:
         working = [pool.submit(write), pool.submit(keep_up)]
         for _ in range(5):
-            Index(home, "here", tables).rebuild()
+            AuditIndex(home, "here", tables).rebuild()
         ended.set()
         for each in working:
             each.result()
     for trail in trails:
         trail.flush()
-    index = Index(home, "here", tables)
+    index = AuditIndex(home, "here", tables)
     index.catch_up()
     for trail in trails:
         assert list(index.changes(IndexQuery(session=trail.identity.session))) == joined(read(trail.path))
 
 
-def test_tables_of_another_version_are_rebuilt(create: Create, home: Path, index: Index, tables: IndexTables) -> None:
+def test_tables_of_another_version_are_rebuilt(
+    create: Create, home: Path, index: AuditIndex, tables: IndexTables
+) -> None:
     """They are derived from the trails, so no data is lost."""
     change(trail := create(home / "trails"), "a")
     trail.flush()
@@ -471,7 +477,7 @@ def test_tables_of_another_version_are_rebuilt(create: Create, home: Path, index
         connection.execute(SCHEMA.update().values(version=0))
         connection.exec_driver_sql("ALTER TABLE index_changes DROP COLUMN outcome")
     tables = IndexTables(tables.engine)
-    anew = Index(home, "here", tables)
+    anew = AuditIndex(home, "here", tables)
     assert paths(anew) == []
     anew.catch_up()
     assert paths(anew) == ["a"]
@@ -484,7 +490,7 @@ def test_concurrent_processes_may_create_the_tables(home: Path, tables: IndexTab
     with ThreadPoolExecutor(8) as pool:
         for made in pool.map(lambda _: open_tables(home), range(8)):
             made.close()
-    assert Index(home, "here", tables).catch_up().entries == 0
+    assert AuditIndex(home, "here", tables).catch_up().entries == 0
 
 
 def test_an_invalid_index_is_a_one_line_error(home: Path) -> None:
@@ -529,12 +535,12 @@ def test_every_index_column_has_a_comment() -> None:
 
 
 def test_two_state_directories_may_share_an_index(
-    create: Create, home: Path, index: Index, tables: IndexTables, tmp_path: Path
+    create: Create, home: Path, index: AuditIndex, tables: IndexTables, tmp_path: Path
 ) -> None:
     """Each removes and rebuilds only the rows of its own trails. A query covers both."""
     there = tmp_path / "there"
     (there / "trails").mkdir(parents=True)
-    other = Index(there, "there", tables)
+    other = AuditIndex(there, "there", tables)
     change(one := create(home / "trails"), "one")
     change(two := create(there / "trails", "t"), "two")
     one.flush()
@@ -547,7 +553,7 @@ def test_two_state_directories_may_share_an_index(
     assert json.loads(two.path.read_bytes().splitlines()[0])["path"] == "two"
 
 
-def test_the_cursor_survives_the_compression_of_a_trail(index: Index, home: Path, create: Create) -> None:
+def test_the_cursor_survives_the_compression_of_a_trail(index: AuditIndex, home: Path, create: Create) -> None:
     trail = create(home / "trails")
     for number in range(300):
         change(trail, f"{number}.md")

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.index import GroupBy, Index, IndexQuery, microseconds
+from bonobofs.audit.index import AuditIndex, GroupBy, IndexQuery, microseconds
 from bonobofs.audit.index_store import IndexTables, open_tables
-from bonobofs.audit.reader import Change, read, trails_in
-from bonobofs.audit.report import Report
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.reader import RecordedChange, read, trails_in
+from bonobofs.audit.report import ChangeReport
+from bonobofs.audit.writer import Trail, TrailIdentity
 from tests.support.postgres import Postgres
 
 BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -42,7 +42,7 @@ def write_trails(home: Path, chance: random.Random) -> None:
     for number in range(chance.randint(1, 5)):
         label, identity = chance.choice(AGENTS)
         paths = home / "trails" / f"s{number}.jsonl", home / "trails" / f"s{number}.head"
-        trail = Trail.create(*paths, Identity(f"s{number}", label, identity))
+        trail = Trail.create(*paths, TrailIdentity(f"s{number}", label, identity))
         moment = BEGAN
         for _ in range(chance.randint(0, 40)):
             moment += timedelta(milliseconds=chance.choice((0, 1, 1000)))
@@ -71,27 +71,27 @@ def path_of(chance: random.Random) -> str:
     return "/".join(chance.choice(NAMES) for _ in range(chance.randint(0, 3)))
 
 
-def scanned(home: Path) -> list[list[Change]]:
+def scanned(home: Path) -> list[list[RecordedChange]]:
     """The changes of each trail, each outcome put to the intent that it names."""
     found = []
     for trail in trails_in(home / "trails"):
-        changes: list[Change] = []
+        changes: list[RecordedChange] = []
         for one in read(trail):
             if one.kind == "outcome" and one.result != "denied":
                 for place, (intent, outcome) in enumerate(changes):
                     awaits = outcome is None and (intent.kind, intent.result) == ("intent", "allowed")
                     if awaits and intent.seq == one.details.get("intent"):
-                        changes[place] = Change(intent, one)
+                        changes[place] = RecordedChange(intent, one)
                         break
                 else:
-                    changes.append(Change(one))
+                    changes.append(RecordedChange(one))
             else:
-                changes.append(Change(one))
+                changes.append(RecordedChange(one))
         found.append(changes)
     return found
 
 
-def answers(change: Change, session: str, wanted: IndexQuery) -> bool:
+def answers(change: RecordedChange, session: str, wanted: IndexQuery) -> bool:
     one, outcome = change
     last = max(microseconds(each.timestamp) for each in (one, outcome) if each is not None)
     other = next((one.details[key] for key in ("to", "from") if key in one.details), "")
@@ -141,7 +141,7 @@ def asked(chance: random.Random) -> IndexQuery:
     return IndexQuery(**chosen)
 
 
-def told(changes: list[Change]) -> list[str]:
+def told(changes: list[RecordedChange]) -> list[str]:
     return sorted(str(change) for change in changes)
 
 
@@ -149,7 +149,7 @@ def told(changes: list[Change]) -> list[str]:
 def test_the_index_answers_as_a_scan_of_the_trails(home: Path, tables: IndexTables, seed: int) -> None:
     """By agent, session, path, operation, rule, result and time, singly and combined, and so do its counts."""
     chance = random.Random(seed)
-    index = Index(home, "here", tables, batch=chance.randint(1, 50))
+    index = AuditIndex(home, "here", tables, batch=chance.randint(1, 50))
     write_trails(home, chance)
     index.catch_up()
     trails = {path.stem: changes for path, changes in zip(trails_in(home / "trails"), scanned(home), strict=True)}
@@ -167,9 +167,9 @@ def test_the_index_answers_as_a_scan_of_the_trails(home: Path, tables: IndexTabl
 def test_the_most_frequent_rules_are_equal_by_index_report_and_scan(home: Path, tables: IndexTables, seed: int) -> None:
     """By a count of the index, by a report, and by the trails."""
     write_trails(home, random.Random(seed))
-    index = Index(home, "here", tables)
+    index = AuditIndex(home, "here", tables)
     index.catch_up()
-    report = Report({})
+    report = ChangeReport({})
     report.add(index.changes(IndexQuery()))
     top = Counter[str]()
     for one in report.document()["top_denied_rules"]:
@@ -182,11 +182,11 @@ def test_the_most_frequent_rules_are_equal_by_index_report_and_scan(home: Path, 
     assert {one.value: one.times for one in index.count(IndexQuery(result="denied"), GroupBy.RULE)} == refused
 
 
-def counted(index: Index, wanted: IndexQuery, by: GroupBy) -> dict[str, tuple[int, int]]:
+def counted(index: AuditIndex, wanted: IndexQuery, by: GroupBy) -> dict[str, tuple[int, int]]:
     return {one.value: (one.changes, one.times) for one in index.count(wanted, by)}
 
 
-def counted_here(changes: list[Change], by: GroupBy) -> dict[str, tuple[int, int]]:
+def counted_here(changes: list[RecordedChange], by: GroupBy) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for change in changes:
         one = change.entry

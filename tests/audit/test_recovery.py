@@ -12,9 +12,9 @@ import pytest
 
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import read
-from bonobofs.audit.recovery import MOST, OUT_OF_BAND, Difference, compare, enter
+from bonobofs.audit.recovery import MOST, OUT_OF_BAND, SourceDifference, compare, enter
 from bonobofs.audit.temp_cleanup import stray_name
-from bonobofs.audit.writer import HEAD_SIZE, Identity, Trail
+from bonobofs.audit.writer import HEAD_SIZE, Trail, TrailIdentity
 from bonobofs.policy.request import Operation
 
 HOUR = 3600.0
@@ -30,7 +30,7 @@ class Past:
         self.source = directory / "source"
         self.source.mkdir(exist_ok=True)
         self.head = directory / f"{name}.head"
-        self.trail = Trail.create(directory / f"{name}.jsonl", self.head, Identity(name, "alice", "id"))
+        self.trail = Trail.create(directory / f"{name}.jsonl", self.head, TrailIdentity(name, "alice", "id"))
 
     def enter(
         self,
@@ -281,7 +281,7 @@ def test_a_difference_is_reported_once(past: Past, tmp_path: Path) -> None:
 
 
 def test_differences_are_recorded_and_protected_ones_are_alerts_too(past: Past) -> None:
-    found = [Difference("conftest.py", ABSENT), Difference("a\nb", THERE)]
+    found = [SourceDifference("conftest.py", ABSENT), SourceDifference("a\nb", THERE)]
     assert enter(past.trail, found, lambda path: path == "conftest.py") == 2
     entries = list(read(past.trail.path))
     assert [(entry.kind, entry.operation, entry.path, entry.details["what"]) for entry in entries] == [
@@ -292,7 +292,7 @@ def test_differences_are_recorded_and_protected_ones_are_alerts_too(past: Past) 
 
 
 def test_many_differences_are_counted_and_every_alert_is_recorded(past: Past) -> None:
-    found = (Difference(f"f{number}", ABSENT) for number in range(MOST + 3))
+    found = (SourceDifference(f"f{number}", ABSENT) for number in range(MOST + 3))
     assert enter(past.trail, found, lambda path: path == f"f{MOST + 1}") == MOST + 3
     entries = list(read(past.trail.path))
     assert len(entries) == MOST + 2

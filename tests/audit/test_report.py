@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.reader import Change
-from bonobofs.audit.report import MOST, Report, SessionFacts
+from bonobofs.audit.reader import RecordedChange
+from bonobofs.audit.report import MOST, ChangeReport, SessionFacts
 from bonobofs.system.terminal import escape
 from tests.support.world import ALLOW_ALL, Mounted, bonobofs
 
@@ -29,21 +29,21 @@ ACTIONS = {"create_file": "create", "mkdir": "create", "delete_file": "delete", 
 
 def change(
     operation: str, path: str, *, rule: str = "code", result: str = "allowed", written: int = 0, **details: Any
-) -> Change:
+) -> RecordedChange:
     action = ACTIONS.get(operation, "modify")
     given: dict[str, Any] = {"session": "s", "path": path, "action": action, "agent_id": "u", "rule": rule}
     intent = AuditEntry(NOW, "file", operation, "alice", details, "allowed", None, kind="intent", seq=1, **given)
     reason = "EIO: it broke" if result == "error" else None
     outcome = AuditEntry(NOW, "file", operation, "alice", {"intent": 1}, result, reason, kind="outcome", bytes=written)
-    return Change(intent, outcome)
+    return RecordedChange(intent, outcome)
 
 
-def refusal(path: str, times: int = 0) -> Change:
+def refusal(path: str, times: int = 0) -> RecordedChange:
     details: dict[str, Any] = {"instead": "Write a .md file."}
     kind = "intent"
     if times:
         details, kind = {**details, "intent": 1, "count": times}, "outcome"
-    return Change(
+    return RecordedChange(
         AuditEntry(
             NOW, "file", "create_file", "alice", details, "denied", "Only .md files.", kind=kind, session="s",
             agent_id="u", path=path, code="SUFFIX", rule="artifacts",
@@ -51,13 +51,13 @@ def refusal(path: str, times: int = 0) -> Change:
     )  # fmt: skip
 
 
-def told(*changes: Change) -> dict[str, Any]:
-    report = Report({"s": SessionFacts(role="impl", source="/src", seq=9, hash="f" * 64)})
+def told(*changes: RecordedChange) -> dict[str, Any]:
+    report = ChangeReport({"s": SessionFacts(role="impl", source="/src", seq=9, hash="f" * 64)})
     report.add(changes)
     return report.document()
 
 
-def changed(*changes: Change) -> dict[str, str]:
+def changed(*changes: RecordedChange) -> dict[str, str]:
     return {
         one["path"]: f"renamed from {one['was']}" if one["was"] else one["what"] for one in told(*changes)["changed"]
     }
@@ -90,7 +90,7 @@ def changed(*changes: Change) -> dict[str, str]:
         ([change("create_file", "a", result="error")], {}),
     ],
 )
-def test_a_report_has_the_net_effect_of_the_changes(changes: list[Change], left: dict[str, str]) -> None:
+def test_a_report_has_the_net_effect_of_the_changes(changes: list[RecordedChange], left: dict[str, str]) -> None:
     """A file that was created, renamed and removed does not appear."""
     assert changed(*changes) == left
 
@@ -111,7 +111,7 @@ def test_equal_denials_are_one_row_with_count_and_remedy() -> None:
 
 def test_failed_and_unfinished_changes_are_listed() -> None:
     """A change without an outcome may have been made or not."""
-    open_ = Change(change("mkdir", "open").entry)
+    open_ = RecordedChange(change("mkdir", "open").entry)
     document = told(change("mkdir", "d", result="error"), open_)
     assert [(one["path"], one["reason"]) for one in document["failed"]] == [("d", "EIO: it broke")]
     assert [one["path"] for one in document["unfinished"]] == ["open"]
@@ -125,8 +125,8 @@ def test_a_report_lists_external_changes_separately() -> None:
         NOW, "file", "out_of_band", "alice", {"what": "holds 7 bytes"}, "allowed", None, path="b", **given
     )
     more = AuditEntry(NOW, "file", "out_of_band", "alice", {"more": 40}, "allowed", None, **given)
-    report = Report({})
-    report.add([Change(behind), Change(more)])
+    report = ChangeReport({})
+    report.add([RecordedChange(behind), RecordedChange(more)])
     document = report.document()
     assert [(one["path"], one["what"]) for one in document["out_of_band"]] == [("b", "holds 7 bytes")]
     assert document["totals"]["out_of_band"] == 41
@@ -140,8 +140,15 @@ def test_a_protected_external_change_is_counted_only_as_an_alert() -> None:
     what = {"what": "was removed externally"}
     event = AuditEntry(NOW, "file", "out_of_band", "alice", what, "allowed", None, kind="event", seq=3, **given)
     alert = replace(event, kind="alert", result="error", reason="It is protected.", seq=4)
-    report = Report({})
-    report.add([Change(replace(event, seq=1)), Change(replace(event, path="b", seq=2)), Change(event), Change(alert)])
+    report = ChangeReport({})
+    report.add(
+        [
+            RecordedChange(replace(event, seq=1)),
+            RecordedChange(replace(event, path="b", seq=2)),
+            RecordedChange(event),
+            RecordedChange(alert),
+        ]
+    )
     document = report.document()
     assert (document["totals"]["alerts"], document["totals"]["out_of_band"]) == (1, 2)
     assert [one["path"] for one in document["out_of_band"]] == ["p", "b"]
@@ -159,7 +166,7 @@ def test_long_lists_are_truncated_with_a_count() -> None:
 
 def test_the_markdown_has_changes_denials_and_remedies_in_order() -> None:
     """What was changed, what was refused, and what to do about it."""
-    report = Report({"s": SessionFacts(role="impl", source="/src", seq=9, hash="f" * 64)})
+    report = ChangeReport({"s": SessionFacts(role="impl", source="/src", seq=9, hash="f" * 64)})
     report.add([change("create_file", "a|`b`\n## Refused", written=7), refusal("x.sh"), refusal("x.sh", times=1)])
     text = report.markdown()
     assert text.splitlines() == [
@@ -188,7 +195,7 @@ def test_the_markdown_has_changes_denials_and_remedies_in_order() -> None:
 
 def test_changes_of_several_sources_are_listed_separately() -> None:
     """One path in two sources is two files. A session with an unknown source is not mixed with another."""
-    report = Report({"s": SessionFacts(source="/one"), "t": SessionFacts(source="/two")})
+    report = ChangeReport({"s": SessionFacts(source="/one"), "t": SessionFacts(source="/two")})
     moved = change("rename", "a", to="b")
     for session in ("s", "t", "u", "v"):
         report.add(
@@ -239,9 +246,14 @@ def test_texts_of_a_record_are_escaped_in_markdown(
     behind = AuditEntry(NOW, "file", "out_of_band", agent, details, "allowed", None, kind="event", **given)
     failed = AuditEntry(NOW, "file", operation, agent, {}, "error", reason, kind="outcome")
     made = change("create_file", path).entry
-    report = Report({reason: SessionFacts(role=rule, source=path, seq=1, hash="f")})
+    report = ChangeReport({reason: SessionFacts(role=rule, source=path, seq=1, hash="f")})
     report.add(
-        [*map(Change, entries), Change(behind), Change(entries[1], failed), Change(replace(made, session=reason))]
+        [
+            *map(RecordedChange, entries),
+            RecordedChange(behind),
+            RecordedChange(entries[1], failed),
+            RecordedChange(replace(made, session=reason)),
+        ]
     )
     text = report.markdown()
     assert all(character.isprintable() for character in text.replace("\n", ""))
@@ -262,13 +274,13 @@ def test_a_report_fits_the_limit_of_a_pull_request() -> None:
     """For any number of entries. Omitted rows are counted."""
     long = "/".join(["x" * 250] * 15)
     about = {f"s{number}": SessionFacts(source=long, role="impl", seq=1, hash="f" * 64) for number in range(300)}
-    report = Report(about)
+    report = ChangeReport(about)
     for number in range(3000):
         refused = replace(refusal(f"{long}/{number}").entry, rule=f"rule{number}", session=f"s{number % 300}")
-        report.add([change("create_file", f"{long}/{number}"), Change(refused)])
-        report.add([change("mkdir", f"{long}/{number}", result="error"), Change(change("mkdir", long).entry)])
-        report.add([Change(replace(refused, kind="alert"))])
-        report.add([Change(replace(refused, kind="event", operation="out_of_band", result="allowed"))])
+        report.add([change("create_file", f"{long}/{number}"), RecordedChange(refused)])
+        report.add([change("mkdir", f"{long}/{number}", result="error"), RecordedChange(change("mkdir", long).entry)])
+        report.add([RecordedChange(replace(refused, kind="alert"))])
+        report.add([RecordedChange(replace(refused, kind="event", operation="out_of_band", result="allowed"))])
     text = report.markdown()
     assert len(text) < 65_536
     assert text.count("\nAnd ") == 7

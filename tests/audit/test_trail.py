@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from bonobofs.audit.entry import FIELDS, ZERO, AuditEntry
 from bonobofs.audit.reader import MOST, AuditLog, read
 from bonobofs.audit.verify import read_head, verify_trail
-from bonobofs.audit.writer import HEAD_SIZE, Identity, Trail
+from bonobofs.audit.writer import HEAD_SIZE, Trail, TrailIdentity
 from bonobofs.errors import TrailError
 from bonobofs.policy.decision import Code, Denied
 from bonobofs.policy.request import Operation, WorkspacePath
 
 SESSION = "0b0b6f5e-6c5e-4a8e-9d7f-1c2d3e4f5a6b"
-ALICE = Identity(SESSION, "alice", "1b0b6f5e-6c5e-4a8e-9d7f-1c2d3e4f5a6b")
+ALICE = TrailIdentity(SESSION, "alice", "1b0b6f5e-6c5e-4a8e-9d7f-1c2d3e4f5a6b")
 KEPT = Denied(
     Code.KEEP,
     "keep",
@@ -304,7 +304,7 @@ def test_entries_and_syncs_of_several_threads_make_one_chain(tmp_path: Path) -> 
 
 FULL = """
 directory, room = Path(sys.argv[1]), int(sys.argv[2])
-trail = Trail.create(directory / "s.jsonl", directory / "s.head", Identity("s", "alice", "id"))
+trail = Trail.create(directory / "s.jsonl", directory / "s.head", TrailIdentity("s", "alice", "id"))
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 first = trail.intent("mkdir", "a", "create", "code")
 trail.outcome(first, "mkdir", "a")
@@ -343,7 +343,8 @@ def test_a_short_write_is_truncated_and_later_writes_succeed(tmp_path: Path, roo
 
 
 DEVICE_FULL = """
-trail = Trail(os.open("/dev/full", os.O_WRONLY), os.open("/dev/null", os.O_WRONLY), Identity("s", "a", "i"), Path("t"))
+identity = TrailIdentity("s", "a", "i")
+trail = Trail(os.open("/dev/full", os.O_WRONLY), os.open("/dev/null", os.O_WRONLY), identity, Path("t"))
 try:
     trail.intent("mkdir", "a", "create", "code")
 except TrailError as error:
@@ -357,7 +358,7 @@ def test_a_full_disk_is_a_trail_error_without_an_entry() -> None:
 
 POISONED = """
 reading, writing = os.pipe2(os.O_NONBLOCK)
-trail = Trail(writing, os.open("/dev/null", os.O_WRONLY), Identity("s", "a", "i"), Path("t"))
+trail = Trail(writing, os.open("/dev/null", os.O_WRONLY), TrailIdentity("s", "a", "i"), Path("t"))
 os.write(writing, b"x" * (65536 - 4096))
 for _ in range(2):
     try:
@@ -387,7 +388,7 @@ def stop(number, frame):
     raise Stop
 signal.signal(signal.SIGALRM, stop)
 directory = Path(sys.argv[1])
-trail = Trail.create(directory / "s.jsonl", directory / "s.head", Identity("s", "alice", "id"))
+trail = Trail.create(directory / "s.jsonl", directory / "s.head", TrailIdentity("s", "alice", "id"))
 stopped = 0
 while stopped < 400:
     try:
@@ -409,7 +410,7 @@ def test_an_exception_from_a_signal_handler_leaves_the_chain_valid(tmp_path: Pat
 
 KILLED = """
 directory = Path(sys.argv[1])
-trail = Trail.create(directory / "s.jsonl", directory / "s.head", Identity("s", "alice", "id"))
+trail = Trail.create(directory / "s.jsonl", directory / "s.head", TrailIdentity("s", "alice", "id"))
 for number in range(10**9):
     seq = trail.intent("mkdir", f"d{number}", "create", "code")
     os.write(1, b"%d\\n" % seq)

@@ -12,7 +12,7 @@ import pytest
 
 from bonobofs.audit.reader import is_closed, last, read, trails_in
 from bonobofs.audit.trail_storage import BLOCK, compress, compressed, open_trail, size_of, stat_trail
-from bonobofs.audit.verify import Damage, Report, Status, verify_trail
+from bonobofs.audit.verify import Damage, TrailReport, TrailStatus, verify_trail
 from bonobofs.policy.request import Operation
 from tests.audit.conftest import Create
 
@@ -34,7 +34,7 @@ def trail(tmp_path: Path, create: Create) -> Path:
     return made.path
 
 
-def examine(trail: Path) -> Report:
+def examine(trail: Path) -> TrailReport:
     return verify_trail(trail, trail.with_suffix(".head"), session="s")
 
 
@@ -57,7 +57,7 @@ def test_both_forms_have_the_same_content(trail: Path) -> None:
     assert last(trail, 3) == entries[-3:]
     assert is_closed(trail)
     report = examine(trail)
-    assert (report.status, report.entries, report.findings) == (Status.CLOSED, ENTRIES, [])
+    assert (report.status, report.entries, report.findings) == (TrailStatus.CLOSED, ENTRIES, [])
 
 
 def test_an_empty_trail_is_compressed_too(tmp_path: Path) -> None:

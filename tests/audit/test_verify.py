@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bonobofs.audit.temp_cleanup import stray_name
-from bonobofs.audit.verify import Damage, Report, describe_below, read_head, verify, verify_trail
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.verify import Damage, TrailReport, describe_below, read_head, verify, verify_trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.errors import TrailError
 from bonobofs.policy.request import Operation
 
@@ -30,7 +30,7 @@ places = st.integers(min_value=0, max_value=LENGTH - 1)
 
 def write_trail(directory: Path, session: str = "s", *, closed: bool = True) -> Trail:
     trail = Trail.create(
-        directory / f"{session}.jsonl", directory / f"{session}.head", Identity(session, "alice", "id")
+        directory / f"{session}.jsonl", directory / f"{session}.head", TrailIdentity(session, "alice", "id")
     )
     for number in range((LENGTH - 1) // 2):
         path = f"aidlc-docs/{session}{number}.md"
@@ -60,7 +60,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def examine(directory: Path) -> Report:
+def examine(directory: Path) -> TrailReport:
     return verify_trail(directory / "s.jsonl", directory / "s.head", session="s")
 
 
@@ -68,13 +68,13 @@ def lines_of(directory: Path) -> Lines:
     return (directory / "s.jsonl").read_bytes().splitlines(keepends=True)
 
 
-def tampered(kept: Path, lines: Lines) -> Report:
+def tampered(kept: Path, lines: Lines) -> TrailReport:
     copy = kept / "copy.jsonl"
     copy.write_bytes(b"".join(lines))
     return verify_trail(copy, kept / "s.head", session="s")
 
 
-def first(report: Report) -> tuple[Damage, int | None]:
+def first(report: TrailReport) -> tuple[Damage, int | None]:
     assert report.findings, "it was not found"
     return report.findings[0].what, report.findings[0].seq
 
@@ -298,7 +298,7 @@ def test_a_gigantic_line_is_found_in_bounded_memory(directory: Path) -> None:
 
 
 def test_an_outcome_without_its_intent_is_found(tmp_path: Path) -> None:
-    trail = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", Identity("s", "alice", "id"))
+    trail = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", TrailIdentity("s", "alice", "id"))
     seq = trail.intent(Operation.MKDIR, "d", "create", "code")
     for _ in range(2):
         trail.outcome(seq, Operation.MKDIR, "d")
@@ -313,7 +313,7 @@ def test_intents_without_outcome_are_listed_with_the_state_of_the_source(tmp_pat
     (source / "d/file").chmod(0o640)
     (source / "away").symlink_to("/etc")
     os.mkfifo(source / "fifo", 0o600)
-    trail = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", Identity("s", "alice", "id"))
+    trail = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", TrailIdentity("s", "alice", "id"))
     for path in ("d/file", "gone", "d", "away", "away/passwd", "fifo", "d/file/below", "n\0l", "../s.jsonl"):
         trail.intent(Operation.CREATE_FILE, path, "create", "code")
     trail.intent(Operation.RENAME, "gone", "modify", "code", details={"to": "d/file"})
@@ -341,7 +341,7 @@ def test_an_unfinished_intent_is_listed_with_its_layer_and_temporary_name(tmp_pa
     left = stray_name()
     for name in ("plan.md", left):
         (source / name).write_text("text")
-    trail = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", Identity("s", "alice", "id"))
+    trail = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", TrailIdentity("s", "alice", "id"))
     trail.intent(Operation.CREATE_FILE, "x.tmp", "create", "temporary", details={"layer": "temporary"})
     trail.intent(Operation.RENAME, "x.tmp", "modify", "temporary", details={"to": "plan.md", "by": left})
     trail.close()
@@ -352,7 +352,7 @@ def test_an_unfinished_intent_is_listed_with_its_layer_and_temporary_name(tmp_pa
 
 
 def test_verifying_a_long_trail_takes_bounded_memory(tmp_path: Path) -> None:
-    trail = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", Identity("s", "alice", "id"))
+    trail = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", TrailIdentity("s", "alice", "id"))
     for number in range(10_000):
         trail.outcome(trail.intent(Operation.MKDIR, f"d{number}", "create", "code"), Operation.MKDIR, f"d{number}")
     trail.close()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.verify import Status, verify_trail
-from bonobofs.beads import Beads, find_beads
+from bonobofs.audit.verify import TrailStatus, verify_trail
+from bonobofs.beads import IssueStore, find_beads
 from bonobofs.guards import BeadsGuard
 from bonobofs.policy.decision import Permit
 from bonobofs.policy.request import Principal
@@ -47,15 +47,15 @@ def permit() -> Permit:
 
 
 @pytest.fixture
-def beads(beads_workspace: Workspace, home: Path) -> Beads:
+def beads(beads_workspace: Workspace, home: Path) -> IssueStore:
     """The client, as alice's."""
-    return Beads(find_beads(beads_workspace.directory), home, ALICE, program=beads_workspace.bd)
+    return IssueStore(find_beads(beads_workspace.directory), home, ALICE, program=beads_workspace.bd)
 
 
 class Guarded:
     """The gate of one agent, and what it stands on."""
 
-    def __init__(self, session: OpenSession, bd: Beads | None) -> None:
+    def __init__(self, session: OpenSession, bd: IssueStore | None) -> None:
         self.session = session
         self.issues = BeadsGuard(session, bd)
 
@@ -83,7 +83,7 @@ def opened(beads_workspace: Workspace, home: Path, tmp_path: Path, monkeypatch: 
     with ExitStack() as stack:
 
         def open_one(
-            agent: str = "alice", *, role: str | None = None, policy: str | None = None, beads: Beads | None = None
+            agent: str = "alice", *, role: str | None = None, policy: str | None = None, beads: IssueStore | None = None
         ) -> Guarded:
             file = None
             if policy is not None:
@@ -96,7 +96,7 @@ def opened(beads_workspace: Workspace, home: Path, tmp_path: Path, monkeypatch: 
         yield open_one
     for each in made:
         report = verify_trail(each.trail, each.trail.with_suffix(".head"), session=each.session.session.session)
-        assert (report.findings, report.unfinished, report.status) == ([], [], Status.CLOSED)
+        assert (report.findings, report.unfinished, report.status) == ([], [], TrailStatus.CLOSED)
 
 
 @pytest.fixture

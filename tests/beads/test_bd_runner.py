@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.beads import Beads, NewIssue, find_beads
+from bonobofs.beads import IssueStore, NewIssue, find_beads
 from bonobofs.beads.bd_arguments import FLAGS, command
 from bonobofs.errors import BeadsError, UsageError
 from bonobofs.policy.decision import Permit
@@ -39,8 +39,8 @@ def place(source: Path) -> Path:
 
 
 def asked(place: Path, home: Path, bd: Path | None) -> None:
-    with Beads(place, home, ALICE, program=bd).turn() as turn:
-        turn.everything()
+    with IssueStore(place, home, ALICE, program=bd).locked_client() as client:
+        client.everything()
 
 
 @pytest.mark.parametrize("version", ["0.49.6", "1.0.3", "2.0.0", "10.1.0"])
@@ -135,8 +135,8 @@ os.execv({str(beads_workspace.bd)!r}, ["bd", *sys.argv[1:]])"""
     bd = program(tmp_path / "bd", telling)
     secret = (tmp_path / "secret").open("w")
     os.set_inheritable(secret.fileno(), True)
-    with secret, Beads(find_beads(beads_workspace.directory), home, ALICE, program=bd).turn() as turn:
-        turn.create_issue(NewIssue("one"), permit)
+    with secret, IssueStore(find_beads(beads_workspace.directory), home, ALICE, program=bd).locked_client() as client:
+        client.create_issue(NewIssue("one"), permit)
     told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
     assert [each["argv"][0] for each in told] == ["version", "where", "list", "create", "list"]
     for each in told:
@@ -156,18 +156,18 @@ os.execv({str(beads_workspace.bd)!r}, ["bd", *sys.argv[1:]])"""
         assert each["argv"][0] == "version" or "--actor=alice" in each["argv"]
 
 
-def test_no_file_in_beads_sets_the_actor(beads: Beads, beads_workspace: Workspace, permit: Permit) -> None:
+def test_no_file_in_beads_sets_the_actor(beads: IssueStore, beads_workspace: Workspace, permit: Permit) -> None:
     """Neither .env nor the configuration. Its hooks are not run."""
     (beads_workspace.beads / ".env").write_text("BD_ACTOR=bob\nBEADS_ACTOR=bob\nGIT_AUTHOR_EMAIL=bob@x\n")
     (beads_workspace.beads / "config.yaml").write_text("actor: bob\n")
     hooks = beads_workspace.beads / "hooks"
     for event in ("create", "update", "close"):
         program(hooks / f"on_{event}", f"open({str(beads_workspace.person / 'ran')!r}, 'a')")
-    with beads.turn() as turn:
-        made = turn.create_issue(NewIssue("one"), permit).issue
-        turn.add_comment(made.id, "hello", permit)
-        turn.close_issue(made.id, permit)
-        assert [each.author for each in turn.comments(made.id)] == ["alice"]
+    with beads.locked_client() as client:
+        made = client.create_issue(NewIssue("one"), permit).issue
+        client.add_comment(made.id, "hello", permit)
+        client.close_issue(made.id, permit)
+        assert [each.author for each in client.comments(made.id)] == ["alice"]
     assert (made.created_by, made.owner) == ("alice", f"{ALICE.id}@bonobofs.invalid")
     # A hook of an ordinary call, to know that they would have run by now.
     program(hooks / "on_update", f"open({str(beads_workspace.person / 'ordinary')!r}, 'a')")
@@ -199,8 +199,8 @@ os.execv({str(bd)!r}, ["bd", *sys.argv[1:]])"""
     assert done.returncode == 0, done.stderr
     said.unlink()
     before = set(Path("/run").iterdir())
-    with Beads(find_beads(source), home, ALICE, program=other).turn() as turn:
-        turn.create_issue(NewIssue("one"), permit)
+    with IssueStore(find_beads(source), home, ALICE, program=other).locked_client() as client:
+        client.create_issue(NewIssue("one"), permit)
     assert set(Path("/run").iterdir()) == before
     for line in said.read_text().splitlines():
         assert line.startswith(f"{(NOBODY,) * 3} {(NOBODY,) * 3} [{NOBODY}] /run/bonobofs-bd-")
@@ -210,30 +210,32 @@ os.execv({str(bd)!r}, ["bd", *sys.argv[1:]])"""
 def test_an_agent_without_a_name_cannot_act(place: Path, home: Path) -> None:
     """bd would use another name."""
     with pytest.raises(UsageError, match="without a name"):
-        Beads(place, home, Principal(" ", "0b5c1f2a", "agent"))
+        IssueStore(place, home, Principal(" ", "0b5c1f2a", "agent"))
 
 
 def test_an_agent_name_may_look_like_a_flag(beads_workspace: Workspace, home: Path, permit: Permit) -> None:
     agent = Principal("--force", ALICE.id, "agent")
-    with Beads(find_beads(beads_workspace.directory), home, agent, program=beads_workspace.bd).turn() as turn:
-        assert turn.create_issue(NewIssue("one"), permit).issue.created_by == "--force"
+    with IssueStore(
+        find_beads(beads_workspace.directory), home, agent, program=beads_workspace.bd
+    ).locked_client() as client:
+        assert client.create_issue(NewIssue("one"), permit).issue.created_by == "--force"
 
 
-def test_a_redirect_is_not_followed(beads: Beads, beads_workspace: Workspace, tmp_path: Path) -> None:
+def test_a_redirect_is_not_followed(beads: IssueStore, beads_workspace: Workspace, tmp_path: Path) -> None:
     """Also if it appears between two calls."""
-    with beads.turn() as turn:
-        turn.everything()
+    with beads.locked_client() as client:
+        client.everything()
     (beads_workspace.beads / "redirect").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(BeadsError, match="leads to other issues"), beads.turn():
+    with pytest.raises(BeadsError, match="leads to other issues"), beads.locked_client():
         pass
 
 
-def test_a_removed_beads_is_not_replaced_by_another(beads: Beads, beads_workspace: Workspace) -> None:
+def test_a_removed_beads_is_not_replaced_by_another(beads: IssueStore, beads_workspace: Workspace) -> None:
     """bd itself would search for one in other directories."""
-    with beads.turn() as turn:
-        turn.everything()
+    with beads.locked_client() as client:
+        client.everything()
     beads_workspace.beads.rename(beads_workspace.directory / "moved")
-    with pytest.raises(BeadsError, match=r"cannot open the lock of .*: No such file"), beads.turn():
+    with pytest.raises(BeadsError, match=r"cannot open the lock of .*: No such file"), beads.locked_client():
         pass
 
 
@@ -241,13 +243,13 @@ def test_the_location_of_the_database_is_read_first_and_after_configuration_chan
     beads_workspace: Workspace, home: Path, faulty: Faulty
 ) -> None:
     """And not at every call."""
-    beads = Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path)
+    beads = IssueStore(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path)
     for _ in range(2):
-        with beads.turn() as turn:
-            turn.everything()
+        with beads.locked_client() as client:
+            client.everything()
     assert faulty.called() == ["version", "where", "list", "list"]
     (beads_workspace.beads / ".env").write_text("A=b\n")
-    with beads.turn():
+    with beads.locked_client():
         pass
     assert faulty.called()[4:] == ["version", "where"]
 
@@ -268,9 +270,9 @@ def test_an_issue_created_in_another_workspace_is_reported(
     other = Workspace(bd, tmp_path / "other", tmp_path / "person").init()
     led = f"if sys.argv[1] == 'create': os.environ['BEADS_DIR'] = {str(other.beads)!r}"
     leading = program(tmp_path / "bd", f"{led}\nos.execv({str(bd)!r}, ['bd', *sys.argv[1:]])")
-    astray = Beads(find_beads(beads_workspace.directory), home, ALICE, program=leading)
-    with astray.turn() as turn, pytest.raises(BeadsError, match="not among these issues") as raised:
-        turn.create_issue(NewIssue("one"), permit)
+    astray = IssueStore(find_beads(beads_workspace.directory), home, ALICE, program=leading)
+    with astray.locked_client() as client, pytest.raises(BeadsError, match="not among these issues") as raised:
+        client.create_issue(NewIssue("one"), permit)
     assert raised.value.carried_out is None
     (id_,) = other.everything()
     assert id_ in str(raised.value)
@@ -304,8 +306,8 @@ def test_a_worktree_has_the_beads_of_its_repository(
     subprocess.run([*git, "worktree", "add", "-q", tree], check=True)
     assert (tree / ".beads").is_dir()
     assert find_beads(tree) == find_beads(beads_workspace.directory)
-    with Beads(find_beads(tree), home, ALICE, program=beads_workspace.bd).turn() as turn:
-        made = turn.create_issue(NewIssue("one"), permit).issue
+    with IssueStore(find_beads(tree), home, ALICE, program=beads_workspace.bd).locked_client() as client:
+        made = client.create_issue(NewIssue("one"), permit).issue
     assert made.id in beads_workspace.everything()
     liar = tmp_path / "liar"
     (liar / ".beads").mkdir(parents=True)
@@ -325,111 +327,111 @@ def test_no_argument_adds_another_flag() -> None:
 
 
 @pytest.mark.parametrize("label", ["a,b", "", " a", 'a"b', "a\nb", "a\0b", "x" * 256])
-def test_a_label_that_bd_would_change_is_refused(beads: Beads, permit: Permit, label: str) -> None:
+def test_a_label_that_bd_would_change_is_refused(beads: IssueStore, permit: Permit, label: str) -> None:
     """In a new issue and in an existing one."""
-    with beads.turn() as turn:
+    with beads.locked_client() as client:
         with pytest.raises(UsageError):
-            turn.create_issue(NewIssue("x", labels=(label,)), permit)
-        made = turn.create_issue(NewIssue("x"), permit).issue
+            client.create_issue(NewIssue("x", labels=(label,)), permit)
+        made = client.create_issue(NewIssue("x"), permit).issue
         for change in ({"add_labels": [label]}, {"remove_labels": [label]}):
             with pytest.raises(UsageError):
-                turn.update_issue(made.id, permit, **change)  # type: ignore[arg-type] # one of the two
+                client.update_issue(made.id, permit, **change)  # type: ignore[arg-type] # one of the two
 
 
 @pytest.mark.parametrize("text", ["a\0b", "\udcff", "x" * 200_000])
-def test_a_text_that_cannot_be_an_argument_is_refused(beads: Beads, permit: Permit, text: str) -> None:
+def test_a_text_that_cannot_be_an_argument_is_refused(beads: IssueStore, permit: Permit, text: str) -> None:
     """NUL, invalid UTF-8, and more bytes than the kernel accepts."""
-    with beads.turn() as turn, pytest.raises(UsageError):
-        turn.create_issue(NewIssue("x", description=text), permit)
+    with beads.locked_client() as client, pytest.raises(UsageError):
+        client.create_issue(NewIssue("x", description=text), permit)
 
 
 @pytest.mark.parametrize(
     "text", ["--", "--force", "@/etc/passwd", "$(id)", "; rm -rf /", 'it\'s "so"', "ä\u2028\x1b[31m"]
 )
-def test_a_text_is_stored_unchanged(beads: Beads, permit: Permit, tmp_path: Path, text: str) -> None:
+def test_a_text_is_stored_unchanged(beads: IssueStore, permit: Permit, tmp_path: Path, text: str) -> None:
     """In every field, and as a reason."""
-    with beads.turn() as turn:
+    with beads.locked_client() as client:
         new = NewIssue(text, description=text, design=text, acceptance=text, notes=text, assignee=text)
-        made = turn.create_issue(new, permit).issue
+        made = client.create_issue(new, permit).issue
         assert (made.title, made.description, made.design, made.acceptance, made.notes) == (text,) * 5
-        assert turn.update_issue(made.id, permit, notes=text + text, assignee="").issue.notes == text + text
-        assert turn.close_issue(made.id, permit, reason=text).issue.close_reason == text
+        assert client.update_issue(made.id, permit, notes=text + text, assignee="").issue.notes == text + text
+        assert client.close_issue(made.id, permit, reason=text).issue.close_reason == text
 
 
-def test_metadata_that_break_the_list_of_bd_are_refused(beads: Beads, permit: Permit) -> None:
+def test_metadata_that_break_the_list_of_bd_are_refused(beads: IssueStore, permit: Permit) -> None:
     """Control characters, in a key or in a value, and no others."""
     harmless = {"k\t\n\x7f\\u0001": ["\b\f\r", "\\"]}
-    with beads.turn() as turn:
+    with beads.locked_client() as client:
         for metadata in ({"\x01": 1}, {"k": {"l": ["\x1b"]}}, {"k": "\\\0"}):
             with pytest.raises(UsageError, match="control characters"):
-                turn.create_issue(NewIssue("x", metadata=metadata), permit)
-        made = turn.create_issue(NewIssue("x", metadata=harmless), permit).issue
+                client.create_issue(NewIssue("x", metadata=metadata), permit)
+        made = client.create_issue(NewIssue("x", metadata=harmless), permit).issue
         with pytest.raises(UsageError, match="control characters"):
-            turn.update_issue(made.id, permit, metadata={"k": "\x1f"})
-        assert harmless.items() <= turn.everything(fresh=True)[made.id].metadata.items()
+            client.update_issue(made.id, permit, metadata={"k": "\x1f"})
+        assert harmless.items() <= client.everything(fresh=True)[made.id].metadata.items()
 
 
-def test_a_description_of_one_dash_is_refused(beads: Beads, permit: Permit) -> None:
+def test_a_description_of_one_dash_is_refused(beads: IssueStore, permit: Permit) -> None:
     """bd would read standard input. In every other field "-" is a text."""
-    with beads.turn() as turn:
+    with beads.locked_client() as client:
         with pytest.raises(UsageError, match="standard input"):
-            turn.create_issue(NewIssue("x", description="-"), permit)
-        made = turn.create_issue(NewIssue("-", design="-", acceptance="-", notes="-", assignee="-"), permit).issue
+            client.create_issue(NewIssue("x", description="-"), permit)
+        made = client.create_issue(NewIssue("-", design="-", acceptance="-", notes="-", assignee="-"), permit).issue
         assert (made.title, made.design, made.acceptance, made.notes, made.assignee) == ("-",) * 5
         with pytest.raises(UsageError, match="standard input"):
-            turn.update_issue(made.id, permit, description="-", notes="x")
-        assert turn.update_issue(made.id, permit, description="- ").issue.notes == "-"
-        turn.add_comment(made.id, "-", permit)
-        assert [comment.text for comment in turn.comments(made.id)] == ["-"]
-        assert turn.close_issue(made.id, permit, reason="-").issue.close_reason == "-"
+            client.update_issue(made.id, permit, description="-", notes="x")
+        assert client.update_issue(made.id, permit, description="- ").issue.notes == "-"
+        client.add_comment(made.id, "-", permit)
+        assert [comment.text for comment in client.comments(made.id)] == ["-"]
+        assert client.close_issue(made.id, permit, reason="-").issue.close_reason == "-"
 
 
-def test_a_file_name_in_metadata_is_not_read(beads: Beads, permit: Permit, tmp_path: Path) -> None:
+def test_a_file_name_in_metadata_is_not_read(beads: IssueStore, permit: Permit, tmp_path: Path) -> None:
     """Metadata is passed as JSON, in which a file name is a text."""
     (tmp_path / "secret").write_text('{"secret": 1}')
-    with beads.turn() as turn:
-        made = turn.create_issue(NewIssue("x", metadata={"@" + str(tmp_path / "secret"): "@"}), permit).issue
+    with beads.locked_client() as client:
+        made = client.create_issue(NewIssue("x", metadata={"@" + str(tmp_path / "secret"): "@"}), permit).issue
     assert "secret" not in made.metadata
 
 
-def test_an_update_cannot_close_an_issue(beads: Beads, permit: Permit) -> None:
+def test_an_update_cannot_close_an_issue(beads: IssueStore, permit: Permit) -> None:
     """bd would close a blocked issue."""
-    with beads.turn() as turn:
-        made = turn.create_issue(NewIssue("x"), permit).issue
+    with beads.locked_client() as client:
+        made = client.create_issue(NewIssue("x"), permit).issue
         with pytest.raises(UsageError, match="by closing it"):
-            turn.update_issue(made.id, permit, status="closed")
+            client.update_issue(made.id, permit, status="closed")
 
 
-def test_only_an_issue_created_under_the_same_lock_can_be_deleted(beads: Beads, permit: Permit) -> None:
+def test_only_an_issue_created_under_the_same_lock_can_be_deleted(beads: IssueStore, permit: Permit) -> None:
     """And once."""
-    with beads.turn() as turn:
-        first = turn.create_issue(NewIssue("x"), permit)
-    with beads.turn() as turn:
-        second = turn.create_issue(NewIssue("y"), permit)
-        assert set(turn.undo_create(second, permit)) == {first.issue.id}
+    with beads.locked_client() as client:
+        first = client.create_issue(NewIssue("x"), permit)
+    with beads.locked_client() as client:
+        second = client.create_issue(NewIssue("y"), permit)
+        assert set(client.undo_create(second, permit)) == {first.issue.id}
         for made in (first, second):
             with pytest.raises(UsageError, match="not created just now"):
-                turn.undo_create(made, permit)
+                client.undo_create(made, permit)
 
 
-def test_after_the_lock_is_released_no_call_is_made(beads: Beads) -> None:
+def test_after_the_lock_is_released_no_call_is_made(beads: IssueStore) -> None:
     """Each call of bd needs the lock."""
-    with beads.turn() as turn:
+    with beads.locked_client() as client:
         pass
     with pytest.raises(RuntimeError):
-        turn.everything()
+        client.everything()
 
 
 def test_two_callers_never_have_the_lock_together(
-    beads: Beads, beads_workspace: Workspace, home: Path, permit: Permit
+    beads: IssueStore, beads_workspace: Workspace, home: Path, permit: Permit
 ) -> None:
     """The issues do not change between read and change: of ten increments none is lost."""
     one = beads_workspace.create("0")
 
     def count_up() -> None:
-        with beads.turn() as turn:
-            title = turn.everything()[one].title
-            turn.update_issue(one, permit, title=str(int(title) + 1))
+        with beads.locked_client() as client:
+            title = client.everything()[one].title
+            client.update_issue(one, permit, title=str(int(title) + 1))
 
     threads = [threading.Thread(target=count_up) for _ in range(5)]
     for thread in threads:
@@ -450,7 +452,7 @@ def test_a_thousand_issues_are_read_and_changed(
     file = beads_workspace.person / "issues.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert beads_workspace.run("import", file).returncode == 0
-    with Beads(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path).turn() as turn:
-        assert len(turn.everything()) == 1000
-        assert turn.add_dependency("gt-1", "gt-999", "blocks", permit).issue.edges
+    with IssueStore(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path).locked_client() as client:
+        assert len(client.everything()) == 1000
+        assert client.add_dependency("gt-1", "gt-999", "blocks", permit).issue.edges
     assert faulty.called()[2:] == ["list", "dep add", "list"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bonobofs.beads import Beads, find_beads
+from bonobofs.beads import IssueStore, find_beads
 from bonobofs.beads.bd_runner import hold_lock
 from bonobofs.errors import BeadsError, TrailError
 from bonobofs.guards import BeadsGuard, FileGuard
@@ -509,7 +509,7 @@ def test_file_calls_do_not_wait_for_issue_calls(opened: Opened, beads_workspace:
     assert [issue["title"] for issue in beads_workspace.everything().values()] == ["A"]
 
 
-def test_a_change_is_not_made_if_its_record_fails(beads: Beads, beads_workspace: Workspace) -> None:
+def test_a_change_is_not_made_if_its_record_fails(beads: IssueStore, beads_workspace: Workspace) -> None:
     one = beads_workspace.create("one")
 
     def work() -> None:

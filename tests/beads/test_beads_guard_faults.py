@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.beads import Beads, BeadsIssue, find_beads
+from bonobofs.beads import BeadsIssue, IssueStore, find_beads
 from bonobofs.errors import BeadsError
 from bonobofs.policy.decision import Refused
 from bonobofs.session import open_session
@@ -25,7 +25,9 @@ def alice(faulty: Faulty, beads_workspace: Workspace, home: Path) -> Iterator[Gu
     """The gate on a bd that goes wrong; of a fault that hangs it is done soon."""
     with open_session(beads_workspace.directory, agent="alice") as session:
         agent = session.guard.agent
-        yield Guarded(session, Beads(find_beads(beads_workspace.directory), home, agent, program=faulty.path, limit=5))
+        yield Guarded(
+            session, IssueStore(find_beads(beads_workspace.directory), home, agent, program=faulty.path, limit=5)
+        )
 
 
 def outcome(alice: Guarded) -> tuple[str, object]:

@@ -15,7 +15,7 @@ from bonobofs import session
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import read
 from bonobofs.cli.audit import verify_
-from bonobofs.session import State
+from bonobofs.session import SessionState
 from tests.support.syscalls import make
 from tests.support.trees import Tree, look, unexplained
 from tests.support.users import outcome, tell
@@ -65,7 +65,7 @@ def examine(capsys: pytest.CaptureFixture[str]) -> Examine:
         assert unfinished == {seq: (e.operation, e.path) for seq, e in open_intents(entries).items()}
         assert all(one["shows"] for one in report["unfinished"])
         (status,) = (one for one in session.statuses(world.home) if one.session.session == world.session.session)
-        assert status.state is State.DEAD
+        assert status.state is SessionState.DEAD
         return entries
 
     return look_at

@@ -15,7 +15,7 @@ import pytest
 
 from bonobofs import daemon, session
 from bonobofs.audit.index import IndexQuery
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.daemon.main import LONGEST_LOG, Daemon, running
 from bonobofs.errors import StateError
 from bonobofs.guards import FileGuard
@@ -173,7 +173,7 @@ def test_the_daemon_updates_the_index_while_mounts_serve(home: Path, mounted: Mo
 def test_a_daemon_stopped_during_indexing_loses_no_entry(home: Path) -> None:
     """However often it is stopped within a long trail, the next one continues at the cursor."""
     paths = home / "trails" / "s.jsonl", home / "trails" / "s.head"
-    trail = Trail.create(*paths, Identity("s", "alice", "id-of-alice"))
+    trail = Trail.create(*paths, TrailIdentity("s", "alice", "id-of-alice"))
     for number in range(20_000):
         trail.event("e", path=f"f{number}")
     for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):

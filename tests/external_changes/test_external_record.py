@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bonobofs.audit.verify import Status, verify_trail
+from bonobofs.audit.verify import TrailStatus, verify_trail
 from bonobofs.guards import FileGuard
 from bonobofs.session import open_session
 from tests.support.observe import companion_of, out_of_band, recorded, stopped, text
@@ -148,7 +148,7 @@ def test_the_last_change_before_an_unmount_is_recorded(world: World) -> None:
     assert "locked.md" in out_of_band(world)
     assert recorded(world, "close")
     report = verify_trail(world.trail, world.head, session=world.session.session)
-    assert (report.status, report.findings) == (Status.CLOSED, [])
+    assert (report.status, report.findings) == (TrailStatus.CLOSED, [])
 
 
 def test_a_name_that_is_not_utf8_is_recorded(world: World) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.verify import Status, verify_trail
+from bonobofs.audit.verify import TrailStatus, verify_trail
 from bonobofs.guards import FileGuard
 from bonobofs.session import OpenSession, open_session
 from tests.support.world import ROOT
@@ -71,7 +71,7 @@ def opened(home: Path, kept_database: None, source: Path, tmp_path: Path) -> Ite
         yield open_one
     for each in made:
         report = verify_trail(each.trail, each.trail.with_suffix(".head"), session=each.session.session.session)
-        assert (report.findings, report.unfinished, report.status) == ([], [], Status.CLOSED)
+        assert (report.findings, report.unfinished, report.status) == ([], [], TrailStatus.CLOSED)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 from bonobofs.audit.reader import AuditLog, read
 from bonobofs.audit.recovery import compare
 from bonobofs.audit.verify import read_head, verify
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.guards import FileGuard
 from bonobofs.policy.document import parse
@@ -167,7 +167,7 @@ def on_fuse(mounted: Mounted, tmp_path: Path) -> Iterator[FileGuard]:
     """A guard on a file system that has no files without names."""
     world = mounted(policy=ALLOW_ALL)
     alice = Principal("alice", "3f0c8a52-6a6e-4e55-9c7e-0b6f0b6d6d10", "agent")
-    trail = Trail.create(tmp_path / "own.jsonl", tmp_path / "own.head", Identity("own", alice.label, alice.id))
+    trail = Trail.create(tmp_path / "own.jsonl", tmp_path / "own.head", TrailIdentity("own", alice.label, alice.id))
     policy = compile_policy(parse('default = "allow"', "test").model_dump(mode="json"))
     with FileGuard(
         _Session(

@@ -67,7 +67,7 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
 class _NoBeads:
     """These calls do not concern bd: a call that reaches the lock fails there."""
 
-    def turn(self) -> Any:
+    def locked_client(self) -> Any:
         raise TypeError("the call came as far as bd")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from bonobofs.audit.reader import read
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import ProtocolError
 from bonobofs.fuse import abi as p
@@ -44,7 +44,7 @@ executable = false
 """
 FORESEEN: Final = (ProtocolError, struct.error, OverflowError)
 """What a message may raise that no kernel sends; the connection makes EIO of it."""
-_SILENT: Final = {opcode for opcode, role in p.ROLES.items() if role is p.Role.SILENT}
+_SILENT: Final = {opcode for opcode, role in p.ROLES.items() if role is p.RequestEffect.SILENT}
 
 
 class Reply:
@@ -86,7 +86,7 @@ class Rig:
         self._connection = KernelTransport(ours.detach())
         agent = Principal("alice", str(uuid.uuid4()), "agent")
         self.trail = directory / "trail"
-        self._log = Trail.create(self.trail, directory / "head", Identity("session", agent.label, agent.id))
+        self._log = Trail.create(self.trail, directory / "head", TrailIdentity("session", agent.label, agent.id))
         self._guard = Enforcer(compile_policy(parse(POLICY, "test").model_dump(mode="json")), agent, self._log)
         inodes = InodeTable()
         self._source = LayerStore(self._root, inodes, cache=8, pins=64)

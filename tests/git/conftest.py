@@ -16,7 +16,7 @@ from bonobofs.audit.entry import AuditEntry
 from bonobofs.git.branch_rules import identity, rules_of
 from bonobofs.git.journal import Journal
 from bonobofs.git.publication import Published, Publisher, RefUpdate
-from bonobofs.git.repository import Repository
+from bonobofs.git.repository import GitRepository
 from bonobofs.git.source_refs import PublishedBranches
 from bonobofs.policy.decision import Denied, Refused
 from bonobofs.policy.request import Principal
@@ -55,7 +55,7 @@ class Direct:
         with tempfile.TemporaryDirectory(dir=self.session.home) as room:
             objects = Path(room, "objects")
             shutil.copytree(self.repo.root / ".git/objects", objects)
-            repository = Repository(self.source.root / ".git", [objects])
+            repository = GitRepository(self.source.root / ".git", [objects])
             with closing(Journal(Path(room, "journal.json"))) as journal:
                 publisher = Publisher(self.session.guard, repository, self.branches, objects=objects, journal=journal)
                 return publisher.publish(updates, issue=issue)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bonobofs.audit.reader import read
-from bonobofs.git.branch_rules import COMMIT_MESSAGE_PATTERN, Rules, judge_message, read_commit
+from bonobofs.git.branch_rules import COMMIT_MESSAGE_PATTERN, BranchRules, judge_message, read_commit
 from bonobofs.git.publication import RefUpdate
 from tests.git.conftest import FREE, GUARDED, Direct, DirectMaker
 
@@ -410,7 +410,7 @@ def test_commits_of_another_source_branch_keep_their_author_and_have_their_paths
     ],
 )
 def test_messages_must_match_the_pattern(text: str, issue: str | None, fits: bool) -> None:
-    assert (judge_message(Rules(message_pattern=COMMIT_MESSAGE_PATTERN), text, issue) is None) == fits
+    assert (judge_message(BranchRules(message_pattern=COMMIT_MESSAGE_PATTERN), text, issue) is None) == fits
 
 
 def test_the_message_names_the_issue_of_the_session_except_in_merges(direct: DirectMaker) -> None:

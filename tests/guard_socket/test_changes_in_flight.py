@@ -15,7 +15,7 @@ import pytest
 
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.temp_cleanup import stray_name
-from bonobofs.audit.verify import Status, verify_trail
+from bonobofs.audit.verify import TrailStatus, verify_trail
 from bonobofs.errors import StateError
 from bonobofs.policy.decision import Code, Refused
 from bonobofs.session import lease_service
@@ -157,7 +157,7 @@ def test_a_companion_killed_during_a_change(slow: Called, home: Path, tmp_path: 
     assert [one.path for one in recorded(slow.world, "remove_temporary")] == [f"docs/{by}"]
     slow.world.umount()
     report = verify_trail(slow.world.trail, slow.world.head, session=slow.world.session.session)
-    assert (report.findings, report.unfinished, report.status) == ([], [], Status.CLOSED)
+    assert (report.findings, report.unfinished, report.status) == ([], [], TrailStatus.CLOSED)
 
 
 def test_an_unmount_waits_a_second_for_a_change(slow: Called, tmp_path: Path) -> None:

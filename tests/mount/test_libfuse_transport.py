@@ -208,7 +208,7 @@ def test_many_names_are_dropped_and_looked_up_again(own_place: MakePlace) -> Non
 
 def test_auto_chooses_the_kernel_transport_if_available() -> None:
     """Linux 5.12 or later; on other systems it says why not."""
-    assert launcher.choose_transport("auto") == launcher.Transport("kernel")
+    assert launcher.choose_transport("auto") == launcher.TransportChoice("kernel")
     assert launcher.lacks_kernel("Linux", "5.12.0") == ""
     assert launcher.lacks_kernel("Linux", "6.18.44-cloud") == ""
     assert launcher.lacks_kernel("Linux", "5.11.22-generic") == "Linux 5.11.22-generic is older than 5.12"

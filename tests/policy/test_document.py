@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.errors import PolicyError
-from bonobofs.git.branch_rules import Rules, rules_of
+from bonobofs.git.branch_rules import BranchRules, rules_of
 from bonobofs.policy.document import PolicyDocument, load, parse
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.presets import packaged_default
@@ -450,10 +450,10 @@ def test_git_rules_are_read() -> None:
     assert (table.branch_prefix, table.protected_branches) == ("aidlc/", ["main", "master", "develop"])
     assert (table.message_pattern, table.author_email, table.sign) == (None, None, None)
     rules = rules_of(parse("[git]\n", "p.toml").model_dump(mode="json"))
-    assert rules == rules_of({}) == Rules()
+    assert rules == rules_of({}) == BranchRules()
     text = 'branch_prefix = "a/"\nprotected_branches = ["x", "y/*"]\nmessage_pattern = "^x"\nsign = "ssh:/k"\n'
     rules = rules_of(parse("[git]\n" + text, "p.toml").model_dump(mode="json"))
-    assert rules == Rules("a/", ("x", "y/*"), re.compile("^x"), None, "ssh:/k")
+    assert rules == BranchRules("a/", ("x", "y/*"), re.compile("^x"), None, "ssh:/k")
 
 
 @pytest.mark.parametrize(

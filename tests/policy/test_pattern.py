@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bonobofs.errors import PolicyError
 from bonobofs.policy.compiled import parse_temporary
 from bonobofs.policy.overlap import meets
-from bonobofs.policy.pattern import Matcher, Names, Reach, compile_name, parse
+from bonobofs.policy.pattern import Matcher, NameGlobs, Reach, compile_name, parse
 from tests.policy import oracle
 from tests.policy.random_policies import GLOBS, NAMES, STRANGE, TEMPORARY, patterns, plain_paths
 
@@ -128,7 +128,7 @@ globs = st.sampled_from([*GLOBS, *NAMES[:8], *last_components, "[é-ü]", "a[!b]
 @settings(max_examples=500)
 @given(st.lists(globs, max_size=4), st.sampled_from(STRANGE) | st.text("ab.xms~19é", max_size=9))
 def test_many_globs_match_a_name_as_each_glob_does(texts: list[str], name: str) -> None:
-    assert Names(texts).match(name) == any(oracle.name_matches(text, name) for text in texts)
+    assert NameGlobs(texts).match(name) == any(oracle.name_matches(text, name) for text in texts)
 
 
 def test_match_time_is_bounded_for_deep_paths_and_long_names() -> None:
@@ -136,7 +136,7 @@ def test_match_time_is_bounded_for_deep_paths_and_long_names() -> None:
     deep = Matcher([(parse("/".join(["**/a"] * 40) + "/**/b"), True), (parse("**/*/**/a/**/?/**/c"), True)])
     assert deep.find(["a"] * 2000) == []
     assert deep.find(["a"] * 2000 + ["b"]) == [True]
-    one_of_many = Names(["x", "*a" * 60 + "*[bc]"])
+    one_of_many = NameGlobs(["x", "*a" * 60 + "*[bc]"])
     assert not one_of_many.match("a" * 254 + "d")
     assert one_of_many.match("a" * 254 + "c")
     stars = compile_name("*a" * 60 + "*b")

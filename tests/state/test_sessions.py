@@ -126,7 +126,7 @@ def test_open_session_enforces_the_policy_without_a_mount(home: Path, source: Pa
         with pytest.raises(Refused):
             opened.guard.authorize(Request(Operation.CREATE_FILE, WorkspacePath("x.exe")), Context(size=0))
         (living,) = session.statuses(home)
-        assert (living.state, living.session.mountpoint) == (session.State.SERVING, None)
+        assert (living.state, living.session.mountpoint) == (session.SessionState.SERVING, None)
         assert [entry.result for entry in opened.log.filter_by_agent("ann")] == ["allowed", "allowed", "denied"]
     assert session.statuses(home) == []
     kinds = [(entry.kind, entry.operation) for entry in read(home / "trails" / f"{opened.session.session}.jsonl")]

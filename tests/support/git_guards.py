@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.verify import Status, verify_trail
+from bonobofs.audit.verify import TrailStatus, verify_trail
 from bonobofs.guards import GitGuard
 from bonobofs.session import OpenSession, open_session
 
@@ -168,7 +168,7 @@ def gated(home: Path, kept_database: None, tmp_path: Path) -> Iterator[Gate]:
     for each in made:
         trail = each.session.guard.trail.path
         report = verify_trail(trail, trail.with_suffix(".head"), session=each.session.session.session)
-        assert (report.findings, report.unfinished, report.status) == ([], [], Status.CLOSED)
+        assert (report.findings, report.unfinished, report.status) == ([], [], TrailStatus.CLOSED)
     assert not list((home / "git").glob("guard-*")), "a private directory was left"
 
 

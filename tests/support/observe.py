@@ -99,7 +99,7 @@ def out_of_band(world: World) -> dict[str, dict[str, Any]]:
     return {entry.path: entry.details for entry in recorded(world, "out_of_band")}
 
 
-def status(world: World) -> session.Status:
+def status(world: World) -> session.SessionStatus:
     """How the mount's session stands."""
     return next(one for one in session.statuses(world.home) if one.session.session == world.session.session)
 

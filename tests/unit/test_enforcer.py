@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from bonobofs.audit.entry import LONGEST_TEXT
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.enforcement.authorizer import Caller, RelatedChange
 from bonobofs.enforcement.denial_recorder import ALERT_DENIALS
 from bonobofs.enforcement.enforcer import Enforcer
@@ -38,7 +38,7 @@ APART_POLICY = {"scratch": [{"paths": ["build/"]}], "temporary": ["**/*.tmp"]}
 
 @pytest.fixture
 def trail(tmp_path: Path) -> Iterator[Trail]:
-    made = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", Identity("s", ALICE.label, ALICE.id))
+    made = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", TrailIdentity("s", ALICE.label, ALICE.id))
     yield made
     made.close()
 
@@ -291,7 +291,7 @@ def test_a_change_is_not_made_if_its_record_fails(tmp_path: Path) -> None:
     program = """
 import resource, signal, sys
 from pathlib import Path
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.enforcement.write_batches import LONGEST, MOST
 from bonobofs.policy.engine import compile_policy
@@ -299,7 +299,7 @@ from bonobofs.policy.request import Operation, Principal, Request
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 base = Path(sys.argv[1])
 enforcer = Enforcer(compile_policy({"default": "allow"}), Principal("a", "b", "agent"),
-                    Trail.create(base / "t.jsonl", base / "t.head", Identity("t", "a", "b")))
+                    Trail.create(base / "t.jsonl", base / "t.head", TrailIdentity("t", "a", "b")))
 resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))
 try:
     with enforcer.authorize(Request(Operation.CREATE_FILE, "x")):

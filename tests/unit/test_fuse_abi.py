@@ -53,7 +53,7 @@ def test_the_changing_opcodes_are_those_of_the_design() -> None:
     """The policy judges each of them."""
     changing = "CREATE WRITE SETATTR FALLOCATE COPY_FILE_RANGE COPY_FILE_RANGE_64 UNLINK RMDIR RENAME RENAME2 LINK"
     changing += " SYMLINK MKDIR MKNOD SETXATTR REMOVEXATTR"
-    assert {opcode.name for opcode, role in p.ROLES.items() if role is p.Role.CHANGES} == set(changing.split())
+    assert {opcode.name for opcode, role in p.ROLES.items() if role is p.RequestEffect.CHANGES} == set(changing.split())
 
 
 @pytest.mark.parametrize(("prefix", "flags"), [("FUSE_", p.Init), ("FATTR_", p.Set)])

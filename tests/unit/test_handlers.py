@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import read
-from bonobofs.audit.writer import Identity, Trail
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import ProtocolError, TrailError
 from bonobofs.fuse import abi as p
@@ -39,7 +39,7 @@ from tests.support.world import ALLOW_ALL, ROOT
 
 DENY_ALL: Final = 'default = "deny"\n'
 FUSE: Final = ROOT / "bonobofs" / "fuse"
-CHANGING: Final = sorted(opcode for opcode, role in p.ROLES.items() if role is p.Role.CHANGES)
+CHANGING: Final = sorted(opcode for opcode, role in p.ROLES.items() if role is p.RequestEffect.CHANGES)
 
 
 def _policy(text: str, generation: int = 1) -> Policy:
@@ -69,7 +69,7 @@ class Server:
         self._root = os.open(self.source, os.O_RDONLY | os.O_DIRECTORY)
         self.trail = directory / "trail"
         agent = Principal("alice", str(uuid.uuid4()), "agent")
-        identity = Identity("session", agent.label, agent.id)
+        identity = TrailIdentity("session", agent.label, agent.id)
         if unwritable:
             full, null = os.open("/dev/full", os.O_WRONLY), os.open("/dev/null", os.O_WRONLY)
             self._log = Trail(full, null, identity, self.trail)
@@ -177,8 +177,8 @@ def _descriptors() -> set[int]:
 def test_every_opcode_is_served_or_refused_as_the_table_says(serve: Any) -> None:
     """Each changing or reading opcode has a handler. A refused opcode has none."""
     served = set(serve(DENY_ALL).handlers)
-    needed = {opcode for opcode, role in p.ROLES.items() if role in (p.Role.CHANGES, p.Role.READS)}
-    refused = {opcode for opcode, role in p.ROLES.items() if role is p.Role.REFUSED}
+    needed = {opcode for opcode, role in p.ROLES.items() if role in (p.RequestEffect.CHANGES, p.RequestEffect.READS)}
+    refused = {opcode for opcode, role in p.ROLES.items() if role is p.RequestEffect.REFUSED}
     assert needed - served == {p.Opcode.INIT}, "INIT is the handshake's"
     assert served & refused == set()
 
