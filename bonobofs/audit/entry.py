@@ -32,6 +32,10 @@ COUNTS: Final = "counts"
 """Key in the details of an intent and its outcome that represent many changes in scratch. The outcome has the numbers
 `created`, `modified`, `deleted` and `failed`."""
 
+TURN: Final = "turn"
+"""Operation of the event that begins a turn. The changes of a trail up to the next such event belong to the turn. Its
+details have the `name`, and in `by` what began it: `mark`, `hook` or `pause`."""
+
 REPLACES: Final = "replaces"
 """Key in the details of a rename: true if it replaces a file or an empty directory of the new name."""
 BY: Final = "by"

@@ -17,11 +17,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from json.encoder import encode_basestring_ascii as quoted
+from math import inf
 from pathlib import Path
 from time import time_ns
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.entry import ZERO, AuditEntry, body_of, object_of, with_path, within_bounds
+from bonobofs.audit.entry import TURN, ZERO, AuditEntry, body_of, object_of, with_path, within_bounds
 from bonobofs.audit.trail_storage import sync_directory
 from bonobofs.errors import TrailError, error_text, os_error
 from bonobofs.policy.decision import Denied
@@ -37,6 +38,11 @@ of its beginning and of its end."""
 
 CLOSE: Final = "close"
 """Operation of the last event of a trail that was closed cleanly."""
+
+PAUSE: Final = 10
+"""Seconds without an entry of a change after which the next change begins a turn."""
+_LONGEST_NAME: Final = 200
+"""Maximum characters of a turn's name."""
 
 
 class TrailIdentity(NamedTuple):
@@ -80,6 +86,9 @@ class Trail:
         self._syncing: Final = threading.Lock()
         self._writing: Final = threading.Lock()
         self._clock = (-1, "")
+        self.turn = 0
+        """`seq` of the newest turn entry; 0 before the first."""
+        self._begins_turn_after: float = PAUSE
         self._agent: Final = f',"agent":{quoted(identity.agent)},"details":'
         session = f',"session":{quoted(identity.session)},"agent_id":{quoted(identity.agent_id)},"tool":'
         self._intent: Final = f',"result":"allowed","reason":null,"kind":"intent"{session}'
@@ -144,7 +153,7 @@ class Trail:
         second = micros // 1000000
         known, clock = self._clock
         if second != known:
-            clock = self._turn(second)
+            clock = self._new_second(second)
         begin = self._begins.get((guard, operation)) or self._begin(guard, operation)
         end = self._ends.get((action, lock, rule)) or self._ending(action, lock, rule)
         if details:
@@ -153,7 +162,27 @@ class Trail:
         before = f'{clock}{micros - second * 1000000:06d}{begin}{caller}{self._intent}{quoted(tool)},"path":'
         body = with_path(before, path, f'{end}{bytes},"seq":')
         with self._writing:
+            if 0 <= known < second - self._begins_turn_after:
+                return self._write_turn("", "pause", (body,))
             return self._write((body,))
+
+    def begin_turn(self, name: str, by: str) -> int:
+        """Begin a turn: record its entry, whose `seq` is the turn's number and is returned. TrailError.
+
+        `by` is `mark` or `hook`. A pause of PAUSE seconds also begins a turn, until a hook has begun one.
+        """
+        with self._writing:
+            self._write_turn(name[:_LONGEST_NAME], by, ())
+            if by == "hook":
+                self._begins_turn_after = inf
+            return self.turn
+
+    def _write_turn(self, name: str, by: str, bodies: tuple[str, ...]) -> int:
+        """Write a turn entry and `bodies`; return the last `seq`. The caller holds _writing."""
+        turn = body_of(self._entry("event", TURN, "file", {"name": name, "by": by}))
+        seq = self._write((turn, *bodies))
+        self.turn = seq - len(bodies)
+        return seq
 
     def outcome(  # noqa: PLR0913 - the fields of a record
         self,
@@ -176,7 +205,7 @@ class Trail:
         second = micros // 1000000
         known, clock = self._clock
         if second != known:
-            clock = self._turn(second)
+            clock = self._new_second(second)
         begin = self._begins.get((guard, operation)) or self._begin(guard, operation)
         end = self._ends.get((action, "none", "")) or self._ending(action, "none", "")
         more = f",{object_of(details)[1:]}" if details else "}"
@@ -345,7 +374,7 @@ class Trail:
             action=action,
         )
 
-    def _turn(self, second: int) -> str:
+    def _new_second(self, second: int) -> str:
         """Format and cache a timestamp up to its seconds. The cache is one tuple, so threads see a matching pair."""
         clock = f'{{"timestamp":"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.'
         self._clock = (second, clock)

@@ -18,6 +18,7 @@ _COMMANDS: Final = {
     "shell": "mount.shell",
     "run": "run_command.run",
     "status": "mount.status",
+    "mark": "mount.mark",
     "why": "policy.why",
     "serve": "admin.serve",
     "doctor": "doctor.doctor",

@@ -21,7 +21,7 @@ import typer
 from bonobofs import session
 from bonobofs.audit import reader
 from bonobofs.audit import report as reports
-from bonobofs.audit.entry import COUNTS, AuditEntry
+from bonobofs.audit.entry import COUNTS, TURN, AuditEntry
 from bonobofs.audit.index import AuditIndex, Count, GroupBy, IndexQuery, Progress, microseconds
 from bonobofs.audit.tombstones import tombstones
 from bonobofs.audit.verify import Damage, Finding, TrailReport, TrailStatus, describe_below, verify
@@ -450,6 +450,8 @@ def _line(entry: AuditEntry, result: str) -> str:
     if isinstance(counts, dict) and counts:
         times = [f"(in scratch: {', '.join(f'{number} {what}' for what, number in counts.items() if number)})"]
     particulars = _PARTICULARS.get(entry.guard)
+    if entry.operation == TURN and entry.kind == "event":
+        particulars = _turn
     what = _moved(entry) or (particulars(entry) if particulars is not None else "")
     return "  ".join(filter(None, (moment, f"{kind:7}", entry.agent, entry.operation, what, *times, " ".join(why))))
 
@@ -458,6 +460,11 @@ def _moved(entry: AuditEntry) -> str:
     """Return the path; for a rename, link or copy, both paths."""
     came, went = (entry.details.get(key) for key in ("from", "to"))
     return " -> ".join(path for path in (came, entry.path, went) if isinstance(path, str) and path)
+
+
+def _turn(entry: AuditEntry) -> str:
+    """Return the name of a turn, or what began it."""
+    return str(entry.details.get("name") or f"by {entry.details.get('by')}")
 
 
 def _commit(entry: AuditEntry) -> str:

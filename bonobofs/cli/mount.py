@@ -1,4 +1,4 @@
-"""`bonobofs mount` and `bonobofs umount`."""
+"""`bonobofs mount`, `umount`, `status`, `shell` and `mark`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import typer
 from bonobofs import session
 from bonobofs.cli.actor import check_agent, check_role, policy_path
 from bonobofs.cli.output import document, note, say, table, waiting
+from bonobofs.errors import UsageError
 from bonobofs.git.session_repository import Kept
+from bonobofs.ipc.client import call
 from bonobofs.session import SessionState
 
 _NAMED: Final = 5
@@ -302,3 +304,25 @@ def shell(
       bonobofs shell ~/work -- git commit -m "Say more"
     """
     session.enter_shell(session.home(), Path(os.path.abspath(mountpoint)), command or [])
+
+
+def mark(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name for the turn, such as the task.")],
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Begin a turn of the session in whose mount you are: the unit of audit report --turn and of undo.
+
+    A pause of ten seconds without a change begins a turn too, unless the hooks of an agent mark its turns.
+
+    \b
+    Example:
+      bonobofs mark "rename the parser"
+    """
+    called = session.callable_session(session.home(), Path.cwd())
+    if called is None:
+        raise UsageError("no mount of a session that you may call is here; run this in the mount")
+    turn: dict[str, str] = call(called.directory, "mark", name=name)
+    if json:
+        document(turn)
+    else:
+        say(turn["turn"])

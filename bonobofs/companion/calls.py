@@ -19,6 +19,7 @@ from bonobofs.companion.call_arguments import Content, check_arguments, kinds_of
 from bonobofs.companion.git_calls import GIT_COMMANDS, PUBLISHING_CALLS, WITH_DESCRIPTORS
 from bonobofs.companion.network_calls import NETWORK_CALLS
 from bonobofs.companion.session_context import SessionContext
+from bonobofs.companion.turn_calls import TURN_CALLS
 from bonobofs.enforcement.authorizer import Caller
 from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.files.file_guard import operation_of
@@ -250,6 +251,7 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     **GIT_COMMANDS,
     **NETWORK_CALLS,
     **PUBLISHING_CALLS,
+    **TURN_CALLS,
     **{f"beads.{word}": _issue_call(word) for word in ("bd", *OPERATIONS)},
 }
 

@@ -148,6 +148,12 @@ class RemoteAuthorizer:
         """Record an event of the session. TrailError."""
         _check_trail(self._ask(MessageKind.EVENT, {"operation": operation, "details": details})[1])
 
+    def begin_turn(self, name: str, by: str) -> int:
+        """Begin a turn and return its number. TrailError."""
+        reply = self._ask(MessageKind.TURN, {"name": name, "by": by})[1]
+        _check_trail(reply)
+        return int(reply["turn"])
+
     def show(self) -> None:
         """Return when the mount shows every earlier change, whatever process made it. OSError as for `authorize`."""
         self._ask_later(MessageKind.BARRIER, {})

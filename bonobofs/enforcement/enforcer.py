@@ -377,6 +377,18 @@ class Enforcer:
         self.denial_recorder.flush_all()
         self.trail.flush()
 
+    @property
+    def turn(self) -> int:
+        """Number of the present turn: the `seq` of its entry; 0 before the first."""
+        return self.trail.turn
+
+    def begin_turn(self, name: str, by: str = "mark") -> int:
+        """Begin a turn and return its number. Changes that have begun belong to the turn before. TrailError."""
+        self.close_batches()
+        self.close_counters()
+        self.write_outcomes()
+        return self.trail.begin_turn(name, by)
+
     def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file", count: int = 1) -> Refused:
         """Record a denial that occurred `count` times; return the exception to raise."""
         return self.denial_recorder.deny(denied, caller, guard=guard, count=count)

@@ -103,6 +103,7 @@ class RemoteAuthorization:
             MessageKind.DENY: self._deny,
             MessageKind.RECORD_CALL: self._record_call,
             MessageKind.EVENT: self._event,
+            MessageKind.TURN: self._begin_turn,
         }
 
     def __len__(self) -> int:
@@ -257,6 +258,9 @@ class RemoteAuthorization:
     def _event(self, request: Document) -> Document:
         self._enforcer.trail.event(request["operation"], request["details"])
         return {}
+
+    def _begin_turn(self, request: Document) -> Document:
+        return {"turn": self._enforcer.begin_turn(request["name"], request["by"])}
 
     def _end(self, request: Document, send: Send) -> None:
         change = self._in_flight.pop(request["admission"])

@@ -69,6 +69,8 @@ class MessageKind(enum.IntEnum):
     """{"question"} and the fields of `CallRecord`: record a call that changes nothing."""
     EVENT = 25
     """{"operation", "details"}: record an event of the session."""
+    TURN = 33
+    """{"name", "by"}: begin a turn. The reply has its number as "turn"."""
     BARRIER = 28
     """The reply comes when the mount shows every earlier change, whatever process made it."""
     DECIDE_EACH = 30

@@ -26,7 +26,7 @@ class Called:
         self.source = world.source
         self.directory = inside_directory(world.home, world.session.session)
 
-    def __call__(self, name: str, **arguments: Any) -> Any:
+    def __call__(self, name: str, /, **arguments: Any) -> Any:
         return call(self.directory, name, **arguments)
 
     @contextmanager

@@ -329,3 +329,37 @@ assert not Path(sys.argv[3], name, "file").exists()
     alice.world.umount()
     report = verify_trail(alice.world.trail, alice.world.head, session=alice.world.session.session)
     assert (report.findings, report.unfinished) == ([], [])
+
+
+def test_a_mark_begins_a_turn_of_the_session(alice: Called) -> None:
+    """A write that goes on over a mark gets an intent in each turn."""
+    with open(alice.path / "notes.md", "w", buffering=1) as file:
+        file.write("one\n")
+        marked = alice("mark", name="say more")["turn"]
+        file.write("two\n")
+    second = alice("mark", name="prompt", by="hook")["turn"]
+    alice("call.begin", tool_call="toolu_1", tool="Bash", agent_session="s-1", turn="t-1")
+    alice("call.end", tool_call="toolu_1")
+    turns = recorded(alice.world, "turn")
+    assert [entry.details for entry in turns] == [
+        {"name": "say more", "by": "mark"},
+        {"name": "prompt", "by": "hook"},
+    ]
+    assert [f"{entry.session[:8]}:{entry.seq}" for entry in turns] == [marked, second]
+    writes = [entry.seq for entry in recorded(alice.world, "write_file", "intent")]
+    assert any(turns[0].seq < seq < turns[1].seq for seq in writes)
+    (begin,), (end,) = recorded(alice.world, "call_begin"), recorded(alice.world, "call_end")
+    assert begin.details == {"tool_call": "toolu_1", "tool": "Bash", "agent_session": "s-1", "turn": "t-1"}
+    assert end.details == {"tool_call": "toolu_1"}
+    with pytest.raises(UsageError):
+        alice("mark", name="x", by="pause")
+
+
+def test_the_command_marks_the_session_of_its_mount(alice: Called) -> None:
+    ran = bonobofs("mark", "say hello", cwd=alice.path)
+    assert ran.returncode == 0, ran.stderr
+    (turn,) = recorded(alice.world, "turn")
+    assert ran.stdout == f"{turn.session[:8]}:{turn.seq}\n"
+    ran = bonobofs("mark", "say hello", cwd=alice.source.parent)
+    assert ran.returncode == 2
+    assert "run this in the mount" in ran.stderr
