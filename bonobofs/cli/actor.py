@@ -9,9 +9,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import typer
-
 from bonobofs import session
+from bonobofs.cli.options import Option
 from bonobofs.errors import UsageError
 from bonobofs.policy.presets import PRESETS
 
@@ -64,10 +63,10 @@ def check_role(role: str | None, policy: session.ChosenPolicy | session.PolicyIn
 
 
 AgentOption = Annotated[
-    str | None, typer.Option("--agent", metavar="A", help="The agent that acts; required outside a mount.")
+    str | None, Option("--agent", metavar="A", help="The agent that acts; required outside a mount.")
 ]
-RoleOption = Annotated[str | None, typer.Option("--role", metavar="R", help="Its role. Default: the agent's own.")]
-PolicyOption = Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="Outside a mount: the policy.")]
+RoleOption = Annotated[str | None, Option("--role", metavar="R", help="Its role. Default: the agent's own.")]
+PolicyOption = Annotated[Path | None, Option("--policy", metavar="FILE", help="Outside a mount: the policy.")]
 
 
 class ActingAs(NamedTuple):

@@ -6,17 +6,16 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from bonobofs import session
+from bonobofs.cli.options import Group, Option
 from bonobofs.cli.output import document, note, say, waiting
 from bonobofs.errors import UsageError
 
-db_app = typer.Typer(help="Check, upgrade and back up the database.", rich_markup_mode=None)
+db_app = Group(help="Check, upgrade and back up the database.")
 
 
 @db_app.command("status")
-def status(json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> int:
+def status(json: Annotated[bool, Option("--json", help="One JSON document.")] = False) -> int:
     """Show the database and its state. Exit 1 unless bonobofs can use it as it is.
 
     \b
@@ -77,10 +76,10 @@ if TYPE_CHECKING:
 
 
 def serve(
-    foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process until Ctrl-C.")] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="Stop the daemon and wait until it has ended.")] = False,
-    status: Annotated[bool, typer.Option("--status", help="Show its state; exit 1 if none runs.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="With --status: one JSON document.")] = False,
+    foreground: Annotated[bool, Option("--foreground", help="Serve in this process until Ctrl-C.")] = False,
+    stop: Annotated[bool, Option("--stop", help="Stop the daemon and wait until it has ended.")] = False,
+    status: Annotated[bool, Option("--status", help="Show its state; exit 1 if none runs.")] = False,
+    json: Annotated[bool, Option("--json", help="With --status: one JSON document.")] = False,
 ) -> int:
     """Run the daemon of this state directory: it updates the index, expires leases and sends the record to Agent Mail.
 

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from bonobofs import session
+from bonobofs.cli.options import Argument, Group, Option
 from bonobofs.cli.output import listing, note, say
 from bonobofs.errors import UsageError
 from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
 
-agent_app = typer.Typer(help="Register agents and their roles.", rich_markup_mode=None)
-team_app = typer.Typer(help="Register teams.", rich_markup_mode=None)
+agent_app = Group(help="Register agents and their roles.")
+team_app = Group(help="Register teams.")
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document: a list.")]
-Removed = Annotated[bool, typer.Option("--removed", help="Include removed ones.")]
+Json = Annotated[bool, Option("--json", help="One JSON document: a list.")]
+Removed = Annotated[bool, Option("--removed", help="Include removed ones.")]
 
 
 @agent_app.command("add")
 def add_agent(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its label, unique among the agents.")],
-    team: Annotated[str | None, typer.Option(metavar="T", help="Its team.")] = None,
+    name: Annotated[str, Argument(metavar="NAME", help="Its label, unique among the agents.")],
+    team: Annotated[str | None, Option(metavar="T", help="Its team.")] = None,
     role: Annotated[
         list[str] | None,
-        typer.Option(metavar="R", help="A role that it may use; the first is its default. Default: every role."),
+        Option(metavar="R", help="A role that it may use; the first is its default. Default: every role."),
     ] = None,
 ) -> None:
     """Register an agent.
@@ -55,11 +54,11 @@ def list_agents(removed: Removed = False, json: Json = False) -> None:
 
 @agent_app.command("change")
 def change_agent(
-    agent: Annotated[str, typer.Argument(metavar="NAME", help="Label or UUID of an agent.")],
-    team: Annotated[str | None, typer.Option(metavar="T", help="Its new team.")] = None,
+    agent: Annotated[str, Argument(metavar="NAME", help="Label or UUID of an agent.")],
+    team: Annotated[str | None, Option(metavar="T", help="Its new team.")] = None,
     role: Annotated[
         list[str] | None,
-        typer.Option(metavar="R", help="A role that it may use; replaces all earlier roles. The first is its default."),
+        Option(metavar="R", help="A role that it may use; replaces all earlier roles. The first is its default."),
     ] = None,
 ) -> None:
     """Change the team or the roles of an agent.
@@ -81,7 +80,7 @@ def change_agent(
 
 
 @agent_app.command("remove")
-def remove_agent(agent: Annotated[str, typer.Argument(metavar="NAME", help="Label or UUID of an agent.")]) -> None:
+def remove_agent(agent: Annotated[str, Argument(metavar="NAME", help="Label or UUID of an agent.")]) -> None:
     """Remove an agent and its own leases. Its label is then free for another agent.
 
     Its records keep its name.
@@ -92,7 +91,7 @@ def remove_agent(agent: Annotated[str, typer.Argument(metavar="NAME", help="Labe
 
 
 @team_app.command("add")
-def add_team(name: Annotated[str, typer.Argument(metavar="NAME", help="Its label.")]) -> None:
+def add_team(name: Annotated[str, Argument(metavar="NAME", help="Its label.")]) -> None:
     """Register a team."""
     with Database.open(session.home()) as database:
         stored = agent_registry.add_team(database, name)
@@ -110,7 +109,7 @@ def list_teams(removed: Removed = False, json: Json = False) -> None:
 
 
 @team_app.command("remove")
-def remove_team(team: Annotated[str, typer.Argument(metavar="NAME", help="Label or UUID of a team.")]) -> None:
+def remove_team(team: Annotated[str, Argument(metavar="NAME", help="Label or UUID of a team.")]) -> None:
     """Remove a team that has no agents."""
     with Database.open(session.home()) as database:
         former = agent_registry.remove_team(database, team)

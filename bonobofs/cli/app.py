@@ -2,42 +2,60 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
-from typing import Annotated, Any, Final
-
-import typer
-from typer.core import TyperGroup
+from typing import Final, NamedTuple
 
 import bonobofs
-from bonobofs.errors import UsageError
+from bonobofs.cli.options import HELP, Command, Group, command_name, group_help
 
-_COMMANDS: Final = {
-    "mount": "mount.mount",
-    "umount": "mount.umount",
-    "init": "policy.init",
-    "shell": "mount.shell",
-    "run": "run_command.run",
-    "status": "mount.status",
-    "mark": "mount.mark",
-    "why": "policy.why",
-    "serve": "admin.serve",
-    "doctor": "doctor.doctor",
+
+class _Place(NamedTuple):
+    """Where a command is: module and name of its function or Group. `summary`: the first sentence of its help."""
+
+    place: str
+    summary: str
+
+
+_TREE: Final = {
+    "mount": _Place("mount.mount", "Mount a directory under a policy."),
+    "umount": _Place("mount.umount", "Unmount, and wait until the session's record is complete."),
+    "init": _Place(
+        "policy.init", "Write a commented policy for a project to the state directory, based on the project's files."
+    ),
+    "shell": _Place("mount.shell", "Start a shell in a mount."),
+    "run": _Place(
+        "run_command.run",
+        "Run a command in a sandbox: the workspace is the policy mount, the rest of the machine is read-only or "
+        "absent.",
+    ),
+    "status": _Place("mount.status", "List the sessions of this state directory and their states."),
+    "mark": _Place(
+        "mount.mark",
+        "Begin a turn of the session in whose mount you are: the unit of audit report --turn and of undo.",
+    ),
+    "why": _Place("why.why", "Explain whether a change is allowed and, if not, why and what to do instead."),
+    "serve": _Place(
+        "admin.serve",
+        "Run the daemon of this state directory: it updates the index, expires leases and sends the record to Agent "
+        "Mail.",
+    ),
+    "doctor": _Place(
+        "doctor.doctor", "Check what mounting needs on this machine, and print a remedy for each problem."
+    ),
+    "policy": _Place("policy.app", "Check, test and describe a policy."),
+    "audit": _Place("audit.app", "Read, search, summarize, verify and export the record of every change."),
+    "agent": _Place("agents.agent_app", "Register agents and their roles."),
+    "team": _Place("agents.team_app", "Register teams."),
+    "lease": _Place("lease.app", "Acquire, extend, release and list leases."),
+    "git": _Place("git.app", "Branch, commit and merge under the policy."),
+    "worktree": _Place("worktree.app", "Make and remove a work tree and branch of an agent for an issue."),
+    "beads": _Place("beads.app", "Create and change the issues of bd under the policy."),
+    "network": _Place("network.app", "Show and edit the operator's list of hosts for bonobofs run."),
+    "db": _Place("admin.db_app", "Check, upgrade and back up the database."),
 }
-"""Module and function of each command."""
-_FAMILIES: Final = {
-    "policy": "policy.app",
-    "audit": "audit.app",
-    "agent": "agents.agent_app",
-    "team": "agents.team_app",
-    "lease": "lease.app",
-    "git": "git.app",
-    "worktree": "worktree.app",
-    "beads": "beads.app",
-    "network": "network.app",
-    "db": "admin.db_app",
-}
-"""Module and Typer app of each family of commands."""
-_ANY_LENGTH: Final = 1000
+"""All commands and families of commands, in the order of the help."""
 
 _HELP: Final = """A FUSE file system that enforces a write policy on AI agents.
 
@@ -49,81 +67,40 @@ Examples:
   bonobofs umount ~/work                           unmount
 
 Exit status: 0 done, 1 failed, 2 usage, 77 refused by policy."""
+_OPTIONS: Final = (
+    ("--version", "Print the version and exit."),
+    ("--install-completion [SHELL]", "Install completion for bash, zsh or fish. Default: the shell in SHELL."),
+    ("--show-completion [SHELL]", "Print the script of the completion."),
+)
+COMPLETE: Final = "_BONOBOFS_COMPLETE"
+"""Variable with which the shells' scripts ask for completions."""
 
 
-class WholeSummaries(TyperGroup):
-    """A group of commands whose help wraps each summary. Typer cuts them at the width of the terminal."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the names and summaries of the commands."""
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [(name, command.get_short_help_str(_ANY_LENGTH)) for name, command in commands if command is not None]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+def members() -> dict[str, Command | Group]:
+    """Return all commands and families by name; imports the modules of all."""
+    return {name: _member(name) for name in _TREE}
 
 
-def _print_version(version: bool) -> None:
-    if version:
-        print(f"bonobofs {bonobofs.__version__}")
-        raise typer.Exit
-
-
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    del version  # acted on before anything else
-
-
-def tree(command: str = "") -> typer.Typer:
-    """Build the tree: only `command` if it names a command or a family, else all; none for `--version`.
-
-    Importing the modules of all commands takes longer than most commands run.
-    """
-    app = typer.Typer(
-        name="bonobofs",
-        cls=WholeSummaries,
-        help=_HELP,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(_options)
-    is_known = command == "--version" or command in _COMMANDS or command in _FAMILIES
-    for name, place in _COMMANDS.items():
-        if name == command or not is_known:
-            settings = {"allow_interspersed_args": False} if name == "run" else None
-            app.command(name, context_settings=settings)(_at(place))
-    for name, place in _FAMILIES.items():
-        if name == command or not is_known:
-            app.add_typer(_with_whole_summaries(_at(place)), name=name)
-    return app
-
-
-def _with_whole_summaries(family: typer.Typer) -> typer.Typer:
-    family.info.cls = WholeSummaries
-    for group in family.registered_groups:
-        if group.typer_instance is not None:
-            _with_whole_summaries(group.typer_instance)
-    return family
-
-
-def _at(place: str) -> Any:
-    module, _, name = place.partition(".")
-    return getattr(import_module(f"bonobofs.cli.{module}"), name)
+def _member(name: str) -> Command | Group:
+    module, _, attribute = _TREE[name].place.partition(".")
+    found = getattr(import_module(f"bonobofs.cli.{module}"), attribute)
+    return found if isinstance(found, Group) else Command(found)
 
 
 def invoke(arguments: list[str]) -> int:
     """Run the command that the arguments name, and return its exit status. UsageError: they name none."""
-    if arguments[0] == "run" and "--" in arguments:
-        # The parser drops the first `--`, and `run` needs its place.
-        arguments = [*arguments[: (at := arguments.index("--"))], "--", *arguments[at:]]
-    try:
-        result = tree(arguments[0])(args=arguments, prog_name="bonobofs", standalone_mode=False)
-    except typer.TyperException as error:
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "bonobofs"
-        message = error.format_message().rstrip(".").replace("Value error, ", "")
-        raise UsageError(f"{message}; see {command} --help") from error
+    first = arguments[0]
+    if COMPLETE in os.environ or first in ("--install-completion", "--show-completion"):
+        from bonobofs.cli import completion  # noqa: PLC0415 - few invocations complete a command
+
+        return completion.run(arguments, members, [name for name, _ in _OPTIONS])
+    if first in HELP:
+        print(group_help("bonobofs", _HELP, {name: each.summary for name, each in _TREE.items()}, _OPTIONS))
+        return 0
+    if first == "--version":
+        print(f"bonobofs {bonobofs.__version__}")
+        return 0
+    name = command_name("bonobofs", arguments, _TREE)
+    result = _member(name).invoke(f"bonobofs {name}", arguments[1:])
+    sys.stdout.flush()
     return result if isinstance(result, int) else 0

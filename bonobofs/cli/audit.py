@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
-import typer
-
 from bonobofs import session
 from bonobofs.audit import reader
 from bonobofs.audit import report as reports
@@ -26,12 +24,13 @@ from bonobofs.audit.index import AuditIndex, Count, GroupBy, IndexQuery, Progres
 from bonobofs.audit.tombstones import tombstones
 from bonobofs.audit.verify import Damage, Finding, TrailReport, TrailStatus, describe_below, verify
 from bonobofs.cli.actor import nearest
+from bonobofs.cli.options import Group, Option
 from bonobofs.cli.output import document, note, say, waiting
 from bonobofs.errors import UsageError
 from bonobofs.policy.denials import BUILT_IN_RULES
 from bonobofs.policy.request import Operation
 
-app = typer.Typer(help="Read, search, summarize, verify and export the record of every change.", rich_markup_mode=None)
+app = Group(help="Read, search, summarize, verify and export the record of every change.")
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 
@@ -43,16 +42,16 @@ class Format(enum.StrEnum):
     CSV = "csv"
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 @app.command("tail")
 def tail(
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new entries until Ctrl-C.")] = False,
-    denied: Annotated[bool, typer.Option("--denied", help="Only refusals.")] = False,
-    alerts: Annotated[bool, typer.Option("--alerts", help="Only alerts.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, metavar="N", help="Number of entries.")] = 20,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    follow: Annotated[bool, Option("-f", "--follow", help="Print new entries until Ctrl-C.")] = False,
+    denied: Annotated[bool, Option("--denied", help="Only refusals.")] = False,
+    alerts: Annotated[bool, Option("--alerts", help="Only alerts.")] = False,
+    lines: Annotated[int, Option("-n", "--lines", minimum=0, metavar="N", help="Number of entries.")] = 20,
+    json: Annotated[bool, Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Show the last entries of all sessions, the oldest first.
 
@@ -72,13 +71,13 @@ def tail(
         _print(filters.of(follower.poll()), json=json)
 
 
-Agent = Annotated[str | None, typer.Option(metavar="A", help="Label or UUID of an agent.")]
-OfSession = Annotated[str | None, typer.Option("--session", metavar="UUID", help="One session.")]
+Agent = Annotated[str | None, Option(metavar="A", help="Label or UUID of an agent.")]
+OfSession = Annotated[str | None, Option("--session", metavar="UUID", help="One session.")]
 Path_ = Annotated[
-    str | None, typer.Option("--path", metavar="PATH", help="A path with all below it, or a pattern with * and **.")
+    str | None, Option("--path", metavar="PATH", help="A path with all below it, or a pattern with * and **.")
 ]
-Since = Annotated[str | None, typer.Option(metavar="MOMENT", help="30s, 10m, 2h, 1d, or a moment in ISO 8601.")]
-Until = Annotated[str | None, typer.Option(metavar="MOMENT", help="Like --since; later entries are left out.")]
+Since = Annotated[str | None, Option(metavar="MOMENT", help="30s, 10m, 2h, 1d, or a moment in ISO 8601.")]
+Until = Annotated[str | None, Option(metavar="MOMENT", help="Like --since; later entries are left out.")]
 
 
 @app.command("query")
@@ -87,15 +86,13 @@ def query(
     of_session: OfSession = None,
     path: Path_ = None,
     operation: Annotated[
-        str | None, typer.Option(metavar="OPERATION", help="Such as write_file, rename, delete_file.")
+        str | None, Option(metavar="OPERATION", help="Such as write_file, rename, delete_file.")
     ] = None,
-    rule: Annotated[str | None, typer.Option(metavar="RULE", help="The rule that decided.")] = None,
-    result: Annotated[str | None, typer.Option(metavar="RESULT", help="allowed, denied or error.")] = None,
+    rule: Annotated[str | None, Option(metavar="RULE", help="The rule that decided.")] = None,
+    result: Annotated[str | None, Option(metavar="RESULT", help="allowed, denied or error.")] = None,
     since: Since = None,
     until: Until = None,
-    count: Annotated[
-        GroupBy | None, typer.Option(metavar="FIELD", help=f"Count by {', '.join(GroupBy)} instead.")
-    ] = None,
+    count: Annotated[GroupBy | None, Option(metavar="FIELD", help=f"Count by {', '.join(GroupBy)} instead.")] = None,
     json: Json = False,
 ) -> int:
     """Search the record. Each change is shown with its result; in JSON, with its `outcome`.
@@ -160,7 +157,7 @@ def report(
 
 @app.command("index")
 def index_(
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Delete the index first.")] = False,
+    rebuild: Annotated[bool, Option("--rebuild", help="Delete the index first.")] = False,
 ) -> int:
     """Update the index from the record. `query` and `report` do this themselves.
 
@@ -182,7 +179,7 @@ def index_(
 
 @app.command("verify")
 def verify_(
-    witness: Annotated[bool, typer.Option("--witness", help="Also compare with the heads in Agent Mail.")] = False,
+    witness: Annotated[bool, Option("--witness", help="Also compare with the heads in Agent Mail.")] = False,
     json: Json = False,
 ) -> int:
     """Verify the record; exit 1 if an entry was changed, moved, added or is missing.
@@ -231,7 +228,7 @@ def verify_(
 
 @app.command("prune")
 def prune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be pruned; change nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be pruned; change nothing.")] = False,
     json: Json = False,
 ) -> int:
     """Compress the trails of ended sessions, and remove the oldest beyond the limits of [audit].
@@ -267,7 +264,7 @@ def prune(
 @app.command("export")
 def export(
     form: Annotated[
-        Format, typer.Option("--format", metavar="jsonl|csv", help="jsonl: exact entries; csv: for spreadsheets.")
+        Format, Option("--format", metavar="jsonl|csv", help="jsonl: exact entries; csv: for spreadsheets.")
     ],
 ) -> None:
     """Write every entry of every session to standard output.

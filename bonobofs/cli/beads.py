@@ -7,36 +7,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from bonobofs import session
 from bonobofs.beads.bd_command_line import Step
 from bonobofs.cli.actor import ActingAs, AgentOption, PolicyOption, RoleOption
+from bonobofs.cli.options import Argument, Group, Option
 from bonobofs.cli.output import document, say
 from bonobofs.errors import BeadsError
 from bonobofs.ipc.client import call
 
-app = typer.Typer(
+app = Group(
     help="""Create and change the issues of bd under the policy. Every change is recorded.
 
 In a mount, the session's agent acts. Elsewhere the operator names the agent with --agent.""",
-    rich_markup_mode=None,
 )
-dep_app = typer.Typer(help="Add or remove a dependency between two issues.", rich_markup_mode=None)
-app.add_typer(dep_app, name="dep")
+dep_app = Group(help="Add or remove a dependency between two issues.")
+app.members["dep"] = dep_app
 
-JsonOption = Annotated[bool, typer.Option("--json", help="The issue as one JSON document.")]
-IssueArgument = Annotated[str, typer.Argument(metavar="ISSUE", help="The full id of the issue.")]
+JsonOption = Annotated[bool, Option("--json", help="The issue as one JSON document.")]
+IssueArgument = Annotated[str, Argument(metavar="ISSUE", help="The full id of the issue.")]
 PriorityOption = Annotated[
-    str | None, typer.Option("-p", "--priority", metavar="N", help="0 (most urgent) to 4. Default of a new issue: 2.")
+    str | None, Option("-p", "--priority", metavar="N", help="0 (most urgent) to 4. Default of a new issue: 2.")
 ]
-TitleOption = Annotated[str | None, typer.Option(metavar="TEXT", help="One line.")]
-DescriptionOption = Annotated[str | None, typer.Option("-d", "--description", metavar="TEXT", help="The description.")]
-DesignOption = Annotated[str | None, typer.Option(metavar="TEXT", help="The design.")]
-AcceptanceOption = Annotated[str | None, typer.Option(metavar="TEXT", help="The acceptance criteria.")]
-NotesOption = Annotated[str | None, typer.Option(metavar="TEXT", help="Further notes.")]
+TitleOption = Annotated[str | None, Option(metavar="TEXT", help="One line.")]
+DescriptionOption = Annotated[str | None, Option("-d", "--description", metavar="TEXT", help="The description.")]
+DesignOption = Annotated[str | None, Option(metavar="TEXT", help="The design.")]
+AcceptanceOption = Annotated[str | None, Option(metavar="TEXT", help="The acceptance criteria.")]
+NotesOption = Annotated[str | None, Option(metavar="TEXT", help="Further notes.")]
 AssigneeOption = Annotated[
-    str | None, typer.Option("-a", "--assignee", metavar="A", help="The agent or person to work on it or answer it.")
+    str | None, Option("-a", "--assignee", metavar="A", help="The agent or person to work on it or answer it.")
 ]
 
 
@@ -86,15 +84,15 @@ def _without_empty(**fields: Any) -> dict[str, Any]:
 
 @app.command("create")
 def create(
-    title: Annotated[str, typer.Argument(metavar="TITLE", help="One line.")],
-    kind: Annotated[str, typer.Option("-t", "--type", metavar="T", help="task, bug, message, …")] = "task",
+    title: Annotated[str, Argument(metavar="TITLE", help="One line.")],
+    kind: Annotated[str, Option("-t", "--type", metavar="T", help="task, bug, message, …")] = "task",
     priority: PriorityOption = None,
-    label: Annotated[list[str] | None, typer.Option("-l", "--label", metavar="L", help="Such as phase:design.")] = None,
+    label: Annotated[list[str] | None, Option("-l", "--label", metavar="L", help="Such as phase:design.")] = None,
     assignee: AssigneeOption = None,
-    parent: Annotated[str | None, typer.Option(metavar="ISSUE", help="The parent issue.")] = None,
+    parent: Annotated[str | None, Option(metavar="ISSUE", help="The parent issue.")] = None,
     deps: Annotated[
         list[str] | None,
-        typer.Option(metavar="[TYPE:]ISSUE", help="It depends on ISSUE; blocks:ISSUE: it blocks ISSUE."),
+        Option(metavar="[TYPE:]ISSUE", help="It depends on ISSUE; blocks:ISSUE: it blocks ISSUE."),
     ] = None,
     description: DescriptionOption = None,
     design: DesignOption = None,
@@ -131,15 +129,13 @@ def create(
 @app.command("update")
 def update(
     issue: IssueArgument,
-    status: Annotated[
-        str | None, typer.Option("-s", "--status", metavar="S", help="in_progress, done, closed.")
-    ] = None,
-    claim: Annotated[bool, typer.Option("--claim", help="Assign it to the agent and set in_progress.")] = False,
+    status: Annotated[str | None, Option("-s", "--status", metavar="S", help="in_progress, done, closed.")] = None,
+    claim: Annotated[bool, Option("--claim", help="Assign it to the agent and set in_progress.")] = False,
     title: TitleOption = None,
     priority: PriorityOption = None,
     assignee: AssigneeOption = None,
-    add_label: Annotated[list[str] | None, typer.Option(metavar="L", help="Such as phase:design.")] = None,
-    remove_label: Annotated[list[str] | None, typer.Option(metavar="L", help="Phase labels stay.")] = None,
+    add_label: Annotated[list[str] | None, Option(metavar="L", help="Such as phase:design.")] = None,
+    remove_label: Annotated[list[str] | None, Option(metavar="L", help="Phase labels stay.")] = None,
     description: DescriptionOption = None,
     design: DesignOption = None,
     acceptance: AcceptanceOption = None,
@@ -175,7 +171,7 @@ def update(
 @app.command("close")
 def close(
     issue: IssueArgument,
-    reason: Annotated[str | None, typer.Option("-r", "--reason", metavar="TEXT", help="The reason.")] = None,
+    reason: Annotated[str | None, Option("-r", "--reason", metavar="TEXT", help="The reason.")] = None,
     agent: AgentOption = None,
     role: RoleOption = None,
     policy: PolicyOption = None,
@@ -192,10 +188,10 @@ def close(
 
 @dep_app.command("add")
 def add(
-    blocked: Annotated[str, typer.Argument(metavar="BLOCKED", help="The issue that is blocked, or the child.")],
-    blocker: Annotated[str, typer.Argument(metavar="BLOCKER", help="The issue that blocks it, or the parent.")],
+    blocked: Annotated[str, Argument(metavar="BLOCKED", help="The issue that is blocked, or the child.")],
+    blocker: Annotated[str, Argument(metavar="BLOCKER", help="The issue that blocks it, or the parent.")],
     kind: Annotated[
-        str, typer.Option("-t", "--type", metavar="T", help="blocks, waits-for, parent, related, discovered-from, …")
+        str, Option("-t", "--type", metavar="T", help="blocks, waits-for, parent, related, discovered-from, …")
     ] = "blocks",
     agent: AgentOption = None,
     role: RoleOption = None,
@@ -214,8 +210,8 @@ def add(
 
 @dep_app.command("remove")
 def remove(
-    blocked: Annotated[str, typer.Argument(metavar="BLOCKED", help="The issue that is blocked, or the child.")],
-    blocker: Annotated[str, typer.Argument(metavar="BLOCKER", help="The issue that blocks it, or the parent.")],
+    blocked: Annotated[str, Argument(metavar="BLOCKED", help="The issue that is blocked, or the child.")],
+    blocker: Annotated[str, Argument(metavar="BLOCKER", help="The issue that blocks it, or the parent.")],
     agent: AgentOption = None,
     role: RoleOption = None,
     policy: PolicyOption = None,

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
-
 from bonobofs import session
+from bonobofs.cli.options import Option
 from bonobofs.cli.output import document, say, table
 from bonobofs.errors import BonobofsError, reason
 from bonobofs.policy.allow_list import EVERYTHING
@@ -50,7 +49,7 @@ class Check:
 _STYLES = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.FAIL: "red"}
 
 
-def doctor(json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> int:
+def doctor(json: Annotated[bool, Option("--json", help="One JSON document.")] = False) -> int:
     """Check what mounting needs on this machine, and print a remedy for each problem.
 
     Exit 1 if something that mounting needs is missing. A note matters only to some uses.

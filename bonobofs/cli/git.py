@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
-import typer
-
 from bonobofs import session
 from bonobofs.cli.actor import ActingAs, AgentOption, PolicyOption, RoleOption
+from bonobofs.cli.options import Argument, Group, Option
 from bonobofs.cli.output import document, say
 from bonobofs.errors import GitError, UsageError
 from bonobofs.policy.decision import Refused
@@ -24,18 +23,17 @@ from bonobofs.policy.decision import Refused
 if TYPE_CHECKING:
     from bonobofs.git.git_guard import GitGuard
 
-app = typer.Typer(
+app = Group(
     help="""Branch, commit and merge under the policy. Every change is recorded.
 
 In a mount, the session's agent acts. Elsewhere the operator names the agent with --agent.""",
-    rich_markup_mode=None,
 )
 
 _SHORT: Final = 12
 
-IssueOption = Annotated[str | None, typer.Option("--issue", metavar="ID", help="The issue of the commit.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
-MessageOption = Annotated[str, typer.Option("-m", "--message", metavar="TEXT", help="The commit message.")]
+IssueOption = Annotated[str | None, Option("--issue", metavar="ID", help="The issue of the commit.")]
+JsonOption = Annotated[bool, Option("--json", help="One JSON document.")]
+MessageOption = Annotated[str, Option("-m", "--message", metavar="TEXT", help="The commit message.")]
 
 
 class _SessionGit(NamedTuple):
@@ -58,13 +56,13 @@ class _SessionGit(NamedTuple):
         """End with the exit status of a refusal if a tracked file differs from HEAD."""
         if self.run("diff", "--quiet", "HEAD", quiet=True):
             print("bonobofs: The working tree has uncommitted changes. Commit or stash them.", file=sys.stderr)
-            raise typer.Exit(Refused.exit_code)
+            raise SystemExit(Refused.exit_code)
 
     def demand(self, *arguments: str) -> None:
         """Run it, and end with its exit status unless that is 0."""
         status = self.run(*arguments)
         if status:
-            raise typer.Exit(status)
+            raise SystemExit(status)
 
 
 @contextmanager
@@ -89,8 +87,8 @@ def _top(directory: Path) -> Path:
 
 @app.command("branch")
 def branch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The new branch.")],
-    base: Annotated[str, typer.Argument(metavar="[BASE]", help="The commit or branch where it starts.")] = "main",
+    name: Annotated[str, Argument(metavar="NAME", help="The new branch.")],
+    base: Annotated[str, Argument(metavar="[BASE]", help="The commit or branch where it starts.")] = "main",
     agent: AgentOption = None,
     role: RoleOption = None,
     policy: PolicyOption = None,
@@ -111,7 +109,7 @@ def branch(
 
 @app.command("checkout")
 def checkout(
-    name: Annotated[str, typer.Argument(metavar="BRANCH", help="The branch to check out.")],
+    name: Annotated[str, Argument(metavar="BRANCH", help="The branch to check out.")],
     agent: AgentOption = None,
     role: RoleOption = None,
     policy: PolicyOption = None,
@@ -136,7 +134,7 @@ def commit(
     message: MessageOption,
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE]...", help="Commit only these. Default: what is staged."),
+        Argument(metavar="[FILE]...", help="Commit only these. Default: what is staged."),
     ] = None,
     issue: IssueOption = None,
     agent: AgentOption = None,
@@ -178,11 +176,11 @@ def _staged(guard: GitGuard) -> list[str]:
 
 @app.command("merge")
 def merge(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The branch to merge.")],
+    source: Annotated[str, Argument(metavar="SOURCE", help="The branch to merge.")],
     target: Annotated[
-        str | None, typer.Argument(metavar="[TARGET]", help="The branch that changes. Default: the current one.")
+        str | None, Argument(metavar="[TARGET]", help="The branch that changes. Default: the current one.")
     ] = None,
-    strategy: Annotated[str, typer.Option(metavar="S", help="merge or squash.")] = "merge",
+    strategy: Annotated[str, Option(metavar="S", help="merge or squash.")] = "merge",
     issue: IssueOption = None,
     agent: AgentOption = None,
     role: RoleOption = None,
@@ -253,7 +251,7 @@ def status(json: JsonOption = False) -> None:
 
 @app.command("diff")
 def diff(
-    path: Annotated[Path | None, typer.Argument(metavar="[PATH]", help="One file or directory. Default: all.")] = None,
+    path: Annotated[Path | None, Argument(metavar="[PATH]", help="One file or directory. Default: all.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Print the changes since the last commit as a patch."""

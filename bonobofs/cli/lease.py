@@ -8,10 +8,9 @@ from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from bonobofs import session
 from bonobofs.cli.actor import check_agent
+from bonobofs.cli.options import Argument, Group, Option
 from bonobofs.cli.output import listing, note, say, waiting
 from bonobofs.errors import UsageError
 from bonobofs.ipc.client import call
@@ -21,31 +20,29 @@ from bonobofs.session import lease_service
 from bonobofs.session.lease_service import HolderOption, LeaseTerms, as_document
 from bonobofs.system import mounts
 
-app = typer.Typer(help="Acquire, extend, release and list leases.", rich_markup_mode=None)
+app = Group(help="Acquire, extend, release and list leases.")
 
-AgentOption = Annotated[str | None, typer.Option("--agent", metavar="A", help="The holder. Default: your login name.")]
+AgentOption = Annotated[str | None, Option("--agent", metavar="A", help="The holder. Default: your login name.")]
 ChainOption = Annotated[
-    str | None, typer.Option("--chain", metavar="C", help="The chain of work that holds it, instead of the agent.")
+    str | None, Option("--chain", metavar="C", help="The chain of work that holds it, instead of the agent.")
 ]
 WorkspaceOption = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="The source that it covers. Default: the one around the working directory."),
+    Option(metavar="DIR", help="The source that it covers. Default: the one around the working directory."),
 ]
-AllOption = Annotated[bool, typer.Option("--all-workspaces", help="It covers every source; for the operator.")]
-ForOption = Annotated[str, typer.Option("--for", metavar="T", help="How long from now: 30s, 10m, 24h, 7d.")]
-LeaseArgument = Annotated[
-    str | None, typer.Argument(metavar="[LEASE]", help="UUID of any lease. Default: the holder's own.")
-]
+AllOption = Annotated[bool, Option("--all-workspaces", help="It covers every source; for the operator.")]
+ForOption = Annotated[str, Option("--for", metavar="T", help="How long from now: 30s, 10m, 24h, 7d.")]
+LeaseArgument = Annotated[str | None, Argument(metavar="[LEASE]", help="UUID of any lease. Default: the holder's own.")]
 
 
 @app.command("acquire")
 def acquire(
-    patterns: Annotated[list[str], typer.Argument(metavar="PATTERN...", help="What it covers, such as docs/**.")],
+    patterns: Annotated[list[str], Argument(metavar="PATTERN...", help="What it covers, such as docs/**.")],
     agent: AgentOption = None,
     chain: ChainOption = None,
-    shared: Annotated[bool, typer.Option("--shared", help="Other shared holders may change what matches too.")] = False,
+    shared: Annotated[bool, Option("--shared", help="Other shared holders may change what matches too.")] = False,
     duration: ForOption = "24h",
-    reason: Annotated[str, typer.Option(metavar="R", help="Why, for others to read.")] = "",
+    reason: Annotated[str, Option(metavar="R", help="Why, for others to read.")] = "",
     workspace: WorkspaceOption = None,
     all_workspaces: AllOption = False,
 ) -> None:
@@ -117,7 +114,7 @@ def release(lease: LeaseArgument = None, agent: AgentOption = None, chain: Chain
 
 
 @app.command("list")
-def list_(json: Annotated[bool, typer.Option("--json", help="One JSON document: a list.")] = False) -> None:
+def list_(json: Annotated[bool, Option("--json", help="One JSON document: a list.")] = False) -> None:
     """List the leases in effect."""
     current = lease_service.list_leases(session.home())
     rows = [
@@ -138,7 +135,7 @@ def list_(json: Annotated[bool, typer.Option("--json", help="One JSON document: 
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Choragen's locks.json.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="Choragen's locks.json.")],
     workspace: WorkspaceOption = None,
     all_workspaces: AllOption = False,
 ) -> int:

@@ -8,10 +8,9 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
-
 from bonobofs import session
 from bonobofs.cli.actor import check_agent, check_role, policy_path
+from bonobofs.cli.options import Argument, Option
 from bonobofs.cli.output import document, note, say, table, waiting
 from bonobofs.errors import UsageError
 from bonobofs.git.session_repository import Kept
@@ -22,28 +21,28 @@ _NAMED: Final = 5
 
 
 def mount(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The source directory.")],
+    source: Annotated[str, Argument(metavar="SOURCE", help="The source directory.")],
     mountpoint: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="MOUNTPOINT",
             help="Where to mount it: an existing directory outside the source, or the source itself.",
         ),
     ],
     agent: Annotated[
         str | None,
-        typer.Option(metavar="A", help="The agent; a new name needs --new. Default: your login name."),
+        Option(metavar="A", help="The agent; a new name needs --new. Default: your login name."),
     ] = None,
     role: Annotated[
         str | None,
-        typer.Option(metavar="R", help="Its role. Default: the agent's own, else the policy's default_role."),
+        Option(metavar="R", help="Its role. Default: the agent's own, else the policy's default_role."),
     ] = None,
     chain: Annotated[
-        str | None, typer.Option(metavar="C", help="The chain of work, which then holds the session's leases.")
+        str | None, Option(metavar="C", help="The chain of work, which then holds the session's leases.")
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="The policy file, or the name of a preset. Default: the project's, else policy.toml in the state "
             "directory, else the preset of the first mount.",
@@ -51,26 +50,24 @@ def mount(
     ] = None,
     transport: Annotated[
         str,
-        typer.Option(metavar="T", help="auto, kernel or portable (libfuse). auto takes kernel where available."),
+        Option(metavar="T", help="auto, kernel or portable (libfuse). auto takes kernel where available."),
     ] = "auto",
-    foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process until Ctrl-C.")] = False,
+    foreground: Annotated[bool, Option("--foreground", help="Serve in this process until Ctrl-C.")] = False,
     allow_other: Annotated[
-        bool, typer.Option("--allow-other", help="Admit other users; with a root server, new files belong to them.")
+        bool, Option("--allow-other", help="Admit other users; with a root server, new files belong to them.")
     ] = False,
     user: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="As root: admit this user, also to the session's git, leases, why and tools."
-        ),
+        Option(metavar="NAME", help="As root: admit this user, also to the session's git, leases, why and tools."),
     ] = None,
     allow_writable_parents: Annotated[
         bool,
-        typer.Option("--allow-writable-parents", help="Accept paths that another user could replace."),
+        Option("--allow-writable-parents", help="Accept paths that another user could replace."),
     ] = False,
     keep_scratch: Annotated[
-        bool, typer.Option("--keep-scratch", help="Keep the scratch files in the session's directory.")
+        bool, Option("--keep-scratch", help="Keep the scratch files in the session's directory.")
     ] = False,
-    new: Annotated[bool, typer.Option("--new", help="Register the agent if its name is new.")] = False,
+    new: Annotated[bool, Option("--new", help="Register the agent if its name is new.")] = False,
 ) -> None:
     """Mount a directory under a policy.
 
@@ -112,9 +109,7 @@ def mount(
 
 
 def umount(
-    mountpoint: Annotated[
-        str, typer.Argument(metavar="MOUNTPOINT", help="A directory on which bonobofs mount was run.")
-    ],
+    mountpoint: Annotated[str, Argument(metavar="MOUNTPOINT", help="A directory on which bonobofs mount was run.")],
 ) -> None:
     """Unmount, and wait until the session's record is complete.
 
@@ -172,8 +167,8 @@ _STYLES = {
 
 
 def status(
-    everything: Annotated[bool, typer.Option("--all", help="Include ended sessions.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document: a list.")] = False,
+    everything: Annotated[bool, Option("--all", help="Include ended sessions.")] = False,
+    json: Annotated[bool, Option("--json", help="One JSON document: a list.")] = False,
 ) -> int:
     """List the sessions of this state directory and their states.
 
@@ -287,11 +282,9 @@ def _as_document(entry: session.SessionStatus, repository: Kept | None) -> dict[
 
 
 def shell(
-    mountpoint: Annotated[
-        str, typer.Argument(metavar="MOUNTPOINT", help="A directory on which bonobofs mount was run.")
-    ],
+    mountpoint: Annotated[str, Argument(metavar="MOUNTPOINT", help="A directory on which bonobofs mount was run.")],
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What to run instead of the shell, after --.")
+        list[str] | None, Argument(metavar="-- COMMAND...", help="What to run instead of the shell, after --.")
     ] = None,
 ) -> None:
     """Start a shell in a mount. Its `git` and `bd` are the session's own programs.
@@ -307,8 +300,8 @@ def shell(
 
 
 def mark(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name for the turn, such as the task.")],
-    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    name: Annotated[str, Argument(metavar="NAME", help="A name for the turn, such as the task.")],
+    json: Annotated[bool, Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Begin a turn of the session in whose mount you are: the unit of audit report --turn and of undo.
 

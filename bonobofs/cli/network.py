@@ -6,27 +6,26 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from bonobofs import session
+from bonobofs.cli.options import Argument, Group, Option
 from bonobofs.cli.output import document, note, say
 from bonobofs.errors import BonobofsError
 from bonobofs.policy.allow_list import DEFAULT_PORTS, EVERYTHING, parse_entry
 from bonobofs.policy.engine import Policy
 from bonobofs.sandbox import network_list
 
-app = typer.Typer(help="Show and edit the operator's list of hosts for bonobofs run.", rich_markup_mode=None)
+app = Group(help="Show and edit the operator's list of hosts for bonobofs run.")
 
-Hosts = Annotated[list[str], typer.Argument(metavar="HOST...", help="NAME, NAME:PORT, *.NAME, ADDRESS:PORT or *.")]
+Hosts = Annotated[list[str], Argument(metavar="HOST...", help="NAME, NAME:PORT, *.NAME, ADDRESS:PORT or *.")]
 SourceOption = Annotated[
     Path | None,
-    typer.Option("--source", metavar="DIR", help="The list of this source. Default: the list of all other sources."),
+    Option("--source", metavar="DIR", help="The list of this source. Default: the list of all other sources."),
 ]
 
 
 @app.command("show")
 def show(
-    source: SourceOption = None, json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False
+    source: SourceOption = None, json: Annotated[bool, Option("--json", help="One JSON document.")] = False
 ) -> None:
     """Show the operator's list, and the list of the policy. A connection needs both.
 

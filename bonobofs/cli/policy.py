@@ -1,34 +1,28 @@
-"""`bonobofs policy check|test|show|import`, `bonobofs why` and `bonobofs init`."""
+"""`bonobofs policy check|test|show|import` and `bonobofs init`."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from typing import Annotated
 
 from bonobofs import session
 from bonobofs.cli.actor import check_role
+from bonobofs.cli.options import Argument, Group, Option
 from bonobofs.cli.output import document, note, say
-from bonobofs.errors import PolicyError, UsageError
+from bonobofs.errors import PolicyError
 from bonobofs.policy import examples
-from bonobofs.policy.decision import Holding, Refused
 from bonobofs.policy.document import AuditTable, load, located, parse
 from bonobofs.policy.engine import describe
 from bonobofs.policy.examples import warnings
 from bonobofs.policy.presets import PRESETS, choragen_import, preset_file
-from bonobofs.policy.request import Operation, PlannedChange
-from bonobofs.policy.role_lists import OF_A_GATE
 from bonobofs.session.project_policy import write_policy
 
-app = typer.Typer(help="Check, test and describe a policy.", rich_markup_mode=None)
+app = Group(help="Check, test and describe a policy.")
 
 
-FileOrPreset = Annotated[str, typer.Argument(metavar="FILE", help="The policy file, or the name of a preset.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+FileOrPreset = Annotated[str, Argument(metavar="FILE", help="The policy file, or the name of a preset.")]
+JsonOption = Annotated[bool, Option("--json", help="One JSON document.")]
 
 
 def _file_of(name: str) -> Path:
@@ -72,7 +66,7 @@ def check(file: FileOrPreset, json: JsonOption = False) -> int:
 def test(
     file: Annotated[
         str | None,
-        typer.Argument(metavar="FILE", help="The policy file, or the name of a preset. Default: the one in force."),
+        Argument(metavar="FILE", help="The policy file, or the name of a preset. Default: the one in force."),
     ] = None,
     json: JsonOption = False,
 ) -> int:
@@ -96,7 +90,7 @@ def test(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Choragen's choragen.governance.yaml.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="Choragen's choragen.governance.yaml.")],
 ) -> int:
     """Convert a governance file of Choragen to a policy that allows no more; exit 1 if a part cannot be converted.
 
@@ -117,12 +111,12 @@ def import_(
 
 @app.command("show")
 def show(
-    role: Annotated[str | None, typer.Option(metavar="R", help="The role. Default: the policy's default_role.")] = None,
+    role: Annotated[str | None, Option(metavar="R", help="The role. Default: the policy's default_role.")] = None,
     policy: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The policy file, or the name of a preset. Default: the one in force."),
+        Option(metavar="FILE", help="The policy file, or the name of a preset. Default: the one in force."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The policy itself, as one JSON document.")] = False,
+    json: Annotated[bool, Option("--json", help="The policy itself, as one JSON document.")] = False,
 ) -> None:
     """Describe the policy in force: of the session around the working directory, else of a new mount.
 
@@ -160,80 +154,10 @@ def show(
         say(line)
 
 
-def why(
-    path: Annotated[
-        str, typer.Argument(metavar="PATH", help="A path in a mount, or from the workspace's root; it need not exist.")
-    ],
-    op: Annotated[
-        Operation | None,
-        typer.Option(metavar="OPERATION", help="The operation. Default: the one that writing there needs."),
-    ] = None,
-    to: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The new path, with --op rename or link. Both paths are checked.")
-    ] = None,
-    size: Annotated[
-        str | None, typer.Option(metavar="N", help="The size of the file after the change: 700000, 700KB, 1MiB.")
-    ] = None,
-    role: Annotated[
-        str | None, typer.Option(metavar="R", help="The role. Default: the session's, else default_role.")
-    ] = None,
-    workspace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The workspace's root. Default: the mount or source around PATH, else the working directory.",
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The decision as one JSON document.")] = False,
-) -> int:
-    """Explain whether a change is allowed and, if not, why and what to do instead. Nothing is changed or recorded.
-
-    Exit 0 if it is allowed, 77 if it is refused.
-
-    \b
-    Examples:
-      bonobofs why docs/plan.txt
-      bonobofs why docs/report.md --size 2MB
-      bonobofs why README.md --op delete_file --role reviewer
-      bonobofs why docs --op rename --to src/docs
-      bonobofs why . --op merge --role worker
-    """
-    home = session.home()
-    if role is not None:
-        check_role(role, session.in_force(home, None, workspace or Path(os.path.abspath(path))))
-    answer = session.explain(home, PlannedChange(path, op, _bytes(size), to, role), workspace)
-    if json:
-        document(answer)
-    else:
-        _print_decision(answer)
-    return 0 if answer["allowed"] else Refused.exit_code
-
-
-def _print_decision(answer: dict[str, Any]) -> None:
-    root = "" if answer["operation"] in OF_A_GATE else "the root"
-    what = f"{answer['operation']} {answer['path'] or root}".rstrip()
-    if answer["allowed"]:
-        say(f"allowed: {what} (rule {answer['rule']})")
-    else:
-        say(f"refused: {what} ({answer['code']}, rule {answer['rule']})")
-    held = str(Holding(answer["holder"], answer["chain"], answer["until"])) if "holder" in answer else None
-    for line in filter(None, (answer["reason"], held, answer["instead"])):
-        say(line)
-
-
-def _bytes(size: str | None) -> int | None:
-    if size is None:
-        return None
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(size))
-    except ValidationError:
-        raise UsageError(f"{size!r} is not a size; give bytes, 700KB or 1MiB") from None
-
-
 def init(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The project. Default: this directory.")] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Replace the project's policy.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    source: Annotated[Path, Argument(metavar="SOURCE", help="The project. Default: this directory.")] = Path(),
+    force: Annotated[bool, Option("--force", help="Replace the project's policy.")] = False,
+    json: Annotated[bool, Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Write a commented policy for a project to the state directory, based on the project's files.
 

@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from bonobofs import session
 from bonobofs.cli.actor import check_agent, check_role
+from bonobofs.cli.options import Argument, Option
 from bonobofs.cli.output import note
 from bonobofs.errors import UsageError
 from bonobofs.policy.presets import PRESETS
@@ -18,33 +17,34 @@ from bonobofs.policy.presets import PRESETS
 def run(
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="[SOURCE] -- COMMAND...",
             help="The source directory, by default this one, and the command after --.",
+            verbatim=True,
         ),
     ],
     agent: Annotated[
         str | None,
-        typer.Option(metavar="A", help="The agent; a new name needs --new. Default: your login name."),
+        Option(metavar="A", help="The agent; a new name needs --new. Default: your login name."),
     ] = None,
-    role: Annotated[str | None, typer.Option(metavar="R", help="Its role. Default: as for bonobofs mount.")] = None,
-    chain: Annotated[str | None, typer.Option(metavar="C", help="The chain of work.")] = None,
+    role: Annotated[str | None, Option(metavar="R", help="Its role. Default: as for bonobofs mount.")] = None,
+    chain: Annotated[str | None, Option(metavar="C", help="The chain of work.")] = None,
     policy: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The policy file or preset. Default: as for bonobofs mount.")
+        str | None, Option(metavar="FILE", help="The policy file or preset. Default: as for bonobofs mount.")
     ] = None,
     issue: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Make the worktree of --agent for this issue first, and work there."),
+        Option(metavar="ID", help="Make the worktree of --agent for this issue first, and work there."),
     ] = None,
     user: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="As root: the user of the command. Default: the user of sudo."),
+        Option(metavar="NAME", help="As root: the user of the command. Default: the user of sudo."),
     ] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Pass this variable to the command. Repeatable."),
+        Option(metavar="NAME", help="Pass this variable to the command. Repeatable."),
     ] = None,
-    new: Annotated[bool, typer.Option("--new", help="Register the agent if its name is new.")] = False,
+    new: Annotated[bool, Option("--new", help="Register the agent if its name is new.")] = False,
 ) -> int:
     """Run a command in a sandbox: the workspace is the policy mount, the rest of the machine is read-only or absent.
 
@@ -83,8 +83,6 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the words before `--`, and the command after it. UsageError."""
     at = words.index("--") if "--" in words else -1
     before, command = words[: max(at, 0)], words[at + 1 :]
-    if before and command[:1] == ["--"]:
-        command = command[1:]  # see cli.app.invoke
     if at < 0 or not command or len(before) > 1:
         raise UsageError("name at most one source and then a command: bonobofs run [OPTIONS] [SOURCE] -- COMMAND...")
     return before, command

@@ -7,38 +7,35 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from bonobofs import session
 from bonobofs.cli.actor import check_agent, check_role, policy_path
+from bonobofs.cli.options import Argument, Group, Option
 from bonobofs.cli.output import document, note, say, table, waiting
 from bonobofs.session import worktrees
 
-app = typer.Typer(help="Make and remove a work tree and branch of an agent for an issue.", rich_markup_mode=None)
+app = Group(help="Make and remove a work tree and branch of an agent for an issue.")
 
 
 @app.command("add")
 def add(
-    issue: Annotated[str, typer.Option("--issue", metavar="ID", help="The issue. Its branch is aidlc/ID.")],
-    agent: Annotated[str, typer.Option("--agent", metavar="A", help="The agent; a new name needs --new.")],
-    role: Annotated[
-        str | None, typer.Option("--role", metavar="R", help="Its role. Default: as for bonobofs mount.")
-    ] = None,
+    issue: Annotated[str, Option("--issue", metavar="ID", help="The issue. Its branch is aidlc/ID.")],
+    agent: Annotated[str, Option("--agent", metavar="A", help="The agent; a new name needs --new.")],
+    role: Annotated[str | None, Option("--role", metavar="R", help="Its role. Default: as for bonobofs mount.")] = None,
     depends_on: Annotated[
         list[str] | None,
-        typer.Option("--depends-on", metavar="ID", help="An issue whose work the base must contain. Repeatable."),
+        Option("--depends-on", metavar="ID", help="An issue whose work the base must contain. Repeatable."),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="REF", help="Where the branch begins. Default: main, else master, else HEAD."),
+        Option("--base", metavar="REF", help="Where the branch begins. Default: main, else master, else HEAD."),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option("--policy", metavar="FILE", help="The policy file. Default: as for bonobofs mount.")
+        str | None, Option("--policy", metavar="FILE", help="The policy file. Default: as for bonobofs mount.")
     ] = None,
     repository: Annotated[
-        str, typer.Option("--repository", metavar="DIR", help="A directory in the repository. Default: this one.")
+        str, Option("--repository", metavar="DIR", help="A directory in the repository. Default: this one.")
     ] = ".",
-    new: Annotated[bool, typer.Option("--new", help="Register the agent if its name is new.")] = False,
+    new: Annotated[bool, Option("--new", help="Register the agent if its name is new.")] = False,
 ) -> None:
     """Create a worktree for an issue, mount it under the policy, and print its path.
 
@@ -72,7 +69,7 @@ def add(
 
 @app.command("list")
 def listed(
-    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    json: Annotated[bool, Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """List the worktrees.
 
@@ -99,7 +96,7 @@ def listed(
 
 @app.command("remove")
 def remove(
-    worktree: Annotated[str, typer.Argument(metavar="WORKTREE", help="Its issue, path or UUID.")],
+    worktree: Annotated[str, Argument(metavar="WORKTREE", help="Its issue, path or UUID.")],
 ) -> None:
     """Unmount and remove a worktree. Its branch stays. Uncommitted files are kept and listed.
 

@@ -253,7 +253,7 @@ class Soak:
             "umount": ("umount", mountpoint),
             "audit verify": ("audit", "verify"),
         }
-        load = [self._program[0], "-c", "import pydantic, sqlalchemy, typer"]
+        load = [self._program[0], "-c", "import pydantic, sqlalchemy, rich"]
         return {
             LOAD: lambda turn: subprocess.run(load, cwd="/", check=True),
             **{name: lambda turn, words=words: self.bonobofs(*words) for name, words in commands.items()},  # type: ignore[misc]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final
 
 import pytest
-from typer.main import get_command
 
-from bonobofs.cli.app import invoke, tree
+from bonobofs.cli.app import invoke, members
+from bonobofs.cli.options import Argument, Command, Group, Option
+from bonobofs.errors import UsageError
 from tests.support.world import ROOT, bonobofs, environment
 
 ACTING: Final = {
@@ -48,58 +50,163 @@ OTHER_FORMS: Final = {"audit export": "--format", "policy import": ""}
 """Commands whose output is a file of a form of its own, and the option that selects the form."""
 
 
-def _walk(command: Any, *names: str) -> Iterator[tuple[str, Any]]:
-    yield " ".join(names), command
-    for name, below in getattr(command, "commands", {}).items():
-        yield from _walk(below, *names, name)
+def _walk(members: Mapping[str, Command | Group], above: str = "") -> Iterator[tuple[str, Command | Group]]:
+    for name, member in members.items():
+        yield above + name, member
+        if isinstance(member, Group):
+            yield from _walk(member.members, f"{above}{name} ")
 
 
-TREE: Final = dict(_walk(get_command(tree())))
-GROUPS: Final = [path for path, command in TREE.items() if hasattr(command, "commands")]
-COMMANDS: Final = sorted(set(TREE) - set(GROUPS))
+TREE: Final = dict(_walk(members()))
+GROUPS: Final = {path: member for path, member in TREE.items() if isinstance(member, Group)}
+COMMANDS: Final = {path: member for path, member in TREE.items() if isinstance(member, Command)}
 
 
 @pytest.mark.parametrize("path", COMMANDS)
 def test_every_reading_command_has_json(path: str) -> None:
-    options = {option for parameter in TREE[path].params for option in parameter.opts}
+    options = COMMANDS[path].options
     if path in OTHER_FORMS:
-        assert OTHER_FORMS[path] in options | {""}
+        assert OTHER_FORMS[path] in {*options, ""}
     else:
         assert path in ACTING or "--json" in options
     assert ACTING | set(OTHER_FORMS) <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("path", GROUPS)
+@pytest.mark.parametrize("path", ["", *GROUPS])
 def test_help_shows_each_summary_completely(
     path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At 80 columns the list of commands has the first sentence of each docstring with its period."""
     monkeypatch.setenv("COLUMNS", "80")
     invoke([*path.split(), "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert TREE[path].commands
-    for name, command in TREE[path].commands.items():
-        summary = re.match(r".*?\.(?= |$)", " ".join(command.help.split()))
+    out = capsys.readouterr().out
+    assert max(len(line) for line in out.partition("Options:")[2].splitlines()) <= 78
+    shown = " ".join(out.split())
+    below = GROUPS[path].members if path else {name: TREE[name] for name in TREE if " " not in name}
+    assert below
+    for name, member in below.items():
+        summary = re.match(r".*?\.(?= |$)", " ".join(member.help.split()))
         assert summary is not None
         assert f" {name} {summary[0]}" in shown
 
 
+@pytest.mark.parametrize("path", COMMANDS)
+def test_the_help_of_a_command_has_all_parameters(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each option and argument is listed with its explanation, and each is annotated with a type that can be parsed."""
+    invoke([*path.split(), "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for parameter in COMMANDS[path].parameters:
+        assert parameter.kind in (str, int, bool, Path) or issubclass(parameter.kind, enum.StrEnum)
+        name = ", ".join(parameter.names) or parameter.given.metavar
+        value = f" {parameter.given.metavar}" if parameter.names and parameter.given.metavar else ""
+        assert f"{name}{value} {' '.join(parameter.given.help.split())}".rstrip() in shown
+
+
+class _Level(enum.StrEnum):
+    LOW = "low"
+    HIGH = "high"
+
+
+def _sample(
+    first: Annotated[str, Argument(metavar="FIRST")],
+    rest: Annotated[list[Path] | None, Argument(metavar="[REST...]")] = None,
+    count: Annotated[int, Option("-n", "--count", metavar="N", minimum=0)] = 1,
+    level: Annotated[_Level | None, Option(metavar="L")] = None,
+    label: Annotated[list[str] | None, Option("-l", "--label", metavar="L")] = None,
+    all_of_it: Annotated[bool, Option("-a", "--all")] = False,
+    force: Annotated[bool, Option("-f", "--force")] = False,
+) -> str:
+    return repr((first, rest, count, level, label, all_of_it, force))
+
+
+def _verbatim(
+    words: Annotated[list[str], Argument(metavar="WORDS", verbatim=True)],
+    env: Annotated[str, Option(metavar="E")] = "",
+) -> str:
+    return repr((words, env))
+
+
 @pytest.mark.parametrize(
-    ("shell", "words", "some"),
+    ("words", "values"),
     [
-        ("bash", ["bonobofs", "au"], {"audit"}),
-        ("bash", ["bonobofs", "why", "--w"], {"--workspace"}),
-        ("zsh", ["bonobofs", "audit", ""], {"tail", "query", "report", "verify"}),
-        ("fish", ["bonobofs", "beads", "dep", ""], {"add", "remove"}),
+        ("a", ("a", None, 1, None, None, False, False)),
+        ("a -n 5 b c", ("a", [Path("b"), Path("c")], 5, None, None, False, False)),
+        ("-n5 --level=high -- -a", ("-a", None, 5, _Level.HIGH, None, False, False)),
+        ("-af -l x --label=y=z a", ("a", None, 1, None, ["x", "y=z"], True, True)),
+        ("-fan 3 - --count 4", ("-", None, 4, None, None, True, True)),
+        ("a --label -x", ("a", None, 1, None, ["-x"], False, False)),
     ],
 )
-def test_shells_complete_every_command(shell: str, words: list[str], some: set[str]) -> None:
-    line = " ".join(words)
-    env = {"_BONOBOFS_COMPLETE": f"complete_{shell}", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    env |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    completed = bonobofs(env=env)
+def test_words_become_the_arguments_of_the_function(words: str, values: tuple[object, ...]) -> None:
+    """Options may follow arguments, flags share a word, and -- ends the options."""
+    assert Command(_sample).invoke("sample", words.split()) == repr(values)
+
+
+def test_verbatim_words_are_passed_as_they_are() -> None:
+    """From the first word that is no option, nothing is parsed: it belongs to another program."""
+    assert Command(_verbatim).invoke("x", ["--env", "e", "a", "--", "b", "--env", "-h"]) == repr(
+        (["a", "--", "b", "--env", "-h"], "e")
+    )
+    assert Command(_verbatim).invoke("x", ["--", "-h"]) == repr((["--", "-h"], ""))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "Missing argument 'FIRST'"),
+        ("a --cuont 3", "No such option: --cuont. Did you mean '--count'?"),
+        ("a -n", "Option '-n' requires an argument"),
+        ("a -n x", "'x' is not a number"),
+        ("a -n -1", "-1 is less than 0"),
+        ("a --all=yes", "Option '--all' does not take a value"),
+        ("a --level middle", "'middle' is not one of 'low', 'high'"),
+        ("a -ax", "No such option: -x"),
+    ],
+)
+def test_a_mistake_is_named(words: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)) as raised:
+        Command(_sample).invoke("sample", words.split())
+    assert str(raised.value).endswith("; see sample --help")
+
+
+def test_a_word_too_many_is_named() -> None:
+    with pytest.raises(UsageError, match=re.escape("extra arguments (c d)")):
+        TREE["umount"].invoke("bonobofs umount", ["a", "c", "d"])
+
+
+@pytest.mark.parametrize(
+    ("words", "some"),
+    [
+        (["au"], {"audit"}),
+        (["--ver"], {"--version"}),
+        (["why", "--w"], {"--workspace"}),
+        (["why", "--op", "ren"], {"rename"}),
+        (["audit", ""], {"tail", "query", "report", "verify"}),
+        (["beads", "dep", ""], {"add", "remove"}),
+    ],
+)
+def test_shells_complete_every_command(words: list[str], some: set[str]) -> None:
+    """Each line has a candidate, a tab and its explanation."""
+    completed = bonobofs(*words, env={"_BONOBOFS_COMPLETE": "1"})
     assert completed.stderr == ""
-    assert some <= set(completed.stdout.replace('"', " ").replace(":", " ").split())
+    assert some <= {line.partition("\t")[0] for line in completed.stdout.splitlines()}
+
+
+def test_the_completion_of_bash_shows_the_candidates(tmp_path: Path) -> None:
+    """The installed script runs in bash and fills COMPREPLY."""
+    program = tmp_path / "bonobofs"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m bonobofs "$@"\n')
+    program.chmod(0o755)
+    script = tmp_path / "script"
+    script.write_text(bonobofs("--show-completion", "bash").stdout)
+    lines = (
+        f"source {script}; COMP_WORDS=(bonobofs audit ''); COMP_CWORD=2; _bonobofs {program}; echo ${{COMPREPLY[@]}}"
+    )
+    env = environment(PYTHONPATH=str(ROOT))
+    shown = subprocess.run(
+        ["bash", "-c", lines], env=env, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert {"tail", "query", "verify"} <= set(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -111,12 +218,15 @@ def test_shells_complete_every_command(shell: str, words: list[str], some: set[s
     ],
 )
 def test_completion_is_installed(shell: str, file: str, tmp_path: Path) -> None:
-    """--install-completion writes the file of the shell; --show-completion prints the same script."""
-    env = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    installed = bonobofs("--install-completion", shell, env=env)
-    assert (installed.returncode, installed.stderr) == (0, "")
+    """--install-completion writes the file of the shell, once; --show-completion prints the same script."""
+    env = {"HOME": str(tmp_path), "SHELL": f"/bin/{shell}"}
+    for arguments in (["--install-completion", shell], ["--install-completion"]):
+        installed = bonobofs(*arguments, env=env)
+        assert (installed.returncode, installed.stderr) == (0, "")
     script = (tmp_path / file).read_text()
-    assert script.strip() == bonobofs("--show-completion", shell, env=env).stdout.strip()
+    assert script == bonobofs("--show-completion", shell, env=env).stdout
+    startup = tmp_path / f".{shell}rc"
+    assert shell == "fish" or len(startup.read_text().splitlines()) == 1
 
 
 def test_a_bare_checkout_says_how_to_install() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.cli.app import tree
+from bonobofs.cli.app import members
+from bonobofs.cli.options import Group
 from bonobofs.policy.decision import ERRNO
 from bonobofs.system import mounts
 from tests.docs.pages import PAGES, PageRun, blocks
@@ -64,12 +65,10 @@ def _anchor(heading: str) -> str:
 def test_every_command_is_listed() -> None:
     """The table of commands in docs/quickstart.md names each command."""
     text = _text("docs/quickstart.md")
-    app = tree()
-    names = {command.name for command in app.registered_commands}
-    names |= {
-        f"{group.name} {command.name}"
-        for group in app.registered_groups
-        for command in (group.typer_instance.registered_commands if group.typer_instance is not None else [])
+    names = {
+        f"{name} {below}".rstrip()
+        for name, member in members().items()
+        for below in (member.members if isinstance(member, Group) else ("",))
     }
     assert names
     assert {name for name in names if f"`{name}" not in text} == set()

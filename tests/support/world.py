@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import typer
+import pydantic
 
 from bonobofs import session
 from bonobofs.audit.entry import AuditEntry
@@ -69,7 +69,7 @@ class OrdinaryUser:
         if os.geteuid() == 0:
             self._ids = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
             os.chown(directory, NOBODY, NOBODY)
-        self.packages = f"{ROOT}:{Path(typer.__file__).parent.parent}"
+        self.packages = f"{ROOT}:{Path(pydantic.__file__).parent.parent}"
         self._env = {
             "BONOBOFS_HOME": str(directory / "home"),
             "HOME": str(directory),
@@ -100,7 +100,7 @@ class OrdinaryUser:
         """The interpreter of the tests may lie where only root may look."""
         for python in (sys.executable, "/usr/bin/python3"):
             try:
-                if self.run(python, "-c", "import pydantic, typer").returncode == 0:
+                if self.run(python, "-c", "import pydantic").returncode == 0:
                     return python
             except PermissionError:
                 continue
