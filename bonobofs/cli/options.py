@@ -52,7 +52,8 @@ class _Parameter(NamedTuple):
     key: str
     names: tuple[str, ...]
     """Names of the option; empty: an argument."""
-    kind: type
+    kind: Any
+    """A type."""
     is_list: bool
     is_required: bool
     default: Any
@@ -332,11 +333,11 @@ def _similar(word: str, known: Mapping[str, object]) -> str:
 
 def _parameters(function: Callable[..., Any]) -> Iterator[_Parameter]:
     """Yield the parameters of a command's function."""
-    code: Any = function.__code__  # type: ignore[attr-defined]
+    code: Any = function.__code__
     keys = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    positional = function.__defaults__ or ()  # type: ignore[attr-defined]
+    positional = function.__defaults__ or ()
     defaults = dict(zip(keys[code.co_argcount - len(positional) : code.co_argcount], positional, strict=True))
-    defaults |= function.__kwdefaults__ or {}  # type: ignore[attr-defined]
+    defaults |= function.__kwdefaults__ or {}
     hints = get_type_hints(function, include_extras=True)
     for key in keys:
         kind, given = get_args(hints[key])
