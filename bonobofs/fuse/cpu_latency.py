@@ -3,7 +3,8 @@
 A caller sleeps while its request is served, so its processor is idle. In a virtual machine with `guest_halt_poll_ns` 0,
 the idle processor halts at once, and waking it takes longer than the request: a round trip takes 20 us instead of 8.
 A PM QoS request of latency 0 makes idle processors poll (Documentation/power/pm_qos_interface.rst). Only root may make
-it. The server makes it while it is awake. The request ends with its descriptor, also if the server is killed.
+it, and the group to which `bonobofs doctor --fix` gives the device. The server makes it while it is awake. The request
+ends with its descriptor, also if the server is killed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final
 
 _DEVICE: Final = Path("/dev/cpu_dma_latency")
 _DRIVER: Final = Path("/sys/devices/system/cpu/cpuidle/current_driver")
+_HALT_POLL: Final = Path("/sys/module/haltpoll/parameters/guest_halt_poll_ns")
 MAX_PROCESSORS: Final = 8
 """Maximum of processors for which the request pays: each change of it interrupts every idle processor."""
 _POLL: Final = struct.pack("=i", 0)
@@ -23,14 +25,22 @@ _NO_LIMIT: Final = struct.pack("=i", 2_000_000_000)
 """Microseconds that waking may take."""
 
 
-def device() -> Path | None:
-    """The device, if the server makes requests: as root, in a virtual machine with few processors."""
+def halt_poll_ns() -> int | None:
+    """For how many nanoseconds idle processors poll before they halt; None if this is no such virtual machine."""
     try:
-        halts = _DRIVER.read_text().strip() == "haltpoll"
-    except OSError:
+        return int(_HALT_POLL.read_text(encoding="ascii")) if _DRIVER.read_text().strip() == "haltpoll" else None
+    except (OSError, ValueError):
         return None
-    few = 1 < (os.cpu_count() or 1) <= MAX_PROCESSORS
-    return _DEVICE if halts and few and os.access(_DEVICE, os.W_OK) else None
+
+
+def is_needed() -> bool:
+    """Whether a request pays on this machine: idle processors halt at once, and there are few of them."""
+    return halt_poll_ns() == 0 and 1 < (os.cpu_count() or 1) <= MAX_PROCESSORS
+
+
+def device() -> Path | None:
+    """The device, if a request pays and this user may make it."""
+    return _DEVICE if is_needed() and os.access(_DEVICE, os.W_OK) else None
 
 
 class CpuLatency:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import grp
 import json
+import os
+import stat
 from pathlib import Path
 
+import pytest
+
+from bonobofs.cli import doctor
+from bonobofs.errors import BonobofsError, UsageError
 from tests.support.world import bonobofs
 
 NAMES = {
@@ -57,3 +64,25 @@ def test_doctor_reports_a_state_directory_that_cannot_be_created(tmp_path: Path)
     asked = bonobofs("status", env={"BONOBOFS_HOME": str(tmp_path / "file" / "home")})
     assert asked.returncode == 1
     assert asked.stderr.endswith("set BONOBOFS_HOME to another directory\n")
+
+
+def test_fix_lets_a_group_keep_processors_awake(tmp_path: Path) -> None:
+    """The device belongs to the group at once, and a rule for udev repeats it after a restart; twice is as once."""
+    group = grp.getgrgid(os.getgid()).gr_name
+    device = tmp_path / "dev/cpu_dma_latency"
+    device.parent.mkdir()
+    device.touch(mode=0o600)
+    for _ in range(2):
+        rules = doctor.permit_group(group, tmp_path)
+        assert (device.stat().st_gid, stat.S_IMODE(device.stat().st_mode)) == (os.getgid(), 0o660)
+        assert rules.is_relative_to(tmp_path / "etc/udev/rules.d")
+        assert rules.read_text() == f'KERNEL=="cpu_dma_latency", SUBSYSTEM=="misc", GROUP="{group}", MODE="0660"\n'
+
+
+def test_fix_changes_nothing_without_the_group_or_the_device(tmp_path: Path) -> None:
+    """The message has the remedy, and no rule is left for a device that is not there."""
+    with pytest.raises(UsageError, match="groupadd --system no-such-group"):
+        doctor.permit_group("no-such-group", tmp_path)
+    with pytest.raises(BonobofsError, match=r"processors still halt at once: .*cpu_dma_latency: No such file"):
+        doctor.permit_group(grp.getgrgid(os.getgid()).gr_name, tmp_path)
+    assert not (tmp_path / "etc").exists()
