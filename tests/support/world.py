@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pydantic
 
@@ -21,7 +21,7 @@ from bonobofs.audit.trail_storage import compressed
 from bonobofs.session import Session
 from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
-from bonobofs.system import mounts, processes
+from bonobofs.system import mounts, processes, syscalls
 from tests.support.commands import ROOT, bonobofs, environment
 
 __all__ = [
@@ -39,6 +39,9 @@ __all__ = [
 ]
 
 NOBODY = 65534
+_MS_REMOUNT: Final = 32
+_MOUNT_FLAGS: Final = os.ST_RDONLY | os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC
+"""Flags that have the same value for statvfs(3) and mount(2)."""
 
 ALLOW_ALL = 'default = "allow"\nhidden = ["**"]\ndevices = true\n'
 """A policy that admits every change but those that leave the workspace."""
@@ -153,6 +156,14 @@ class World:
 
     def umount(self) -> session.Unmounted:
         return session.unmount_session(self.home, self.path)
+
+    def forget(self) -> None:
+        """Make the kernel forget each name and inode of the mount that no process has open. It needs root.
+
+        The kernel drops them when a file system is mounted again, and FUSE then sends FORGET for each inode.
+        """
+        flags = os.statvfs(self.path).f_flag & _MOUNT_FLAGS
+        syscalls.mount(b"none", os.fsencode(self.path), b"", _MS_REMOUNT | flags, b"")
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """End the server by a signal and wait until it is gone."""
