@@ -32,7 +32,7 @@ _ANY: Final = 2**62
 class Carried(NamedTuple):
     """The part of one trail that a courier has sent."""
 
-    place: int = 0
+    offset: int = 0
     """Offset in the trail, in bytes."""
     seq: int = 0
     """Number of the last entry; 0: none."""
@@ -87,16 +87,16 @@ class Courier:
         *,
         only_denials: bool = False,
         pace: Pace = Pace(),  # noqa: B008 - a constant
-        tell: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`name` identifies the courier; `home` is the UUID of the state directory; `tell` takes warnings."""
+        """`name` identifies the courier; `home` is the UUID of the state directory; `warn` takes warnings."""
         self._name: Final = name
         self._mailbox = mailbox
         self._cursors = cursors
         self._home = home
         self._only_denials = only_denials
         self._patience = pace.head if only_denials else pace.digest
-        self._tell = tell
+        self._warn = warn
         self._piles: dict[str, _Pile] = {}
         self._known: dict[str, Carried] = {}
         self._most: dict[str, int] = {}
@@ -106,7 +106,7 @@ class Courier:
         """Sessions whose last letter could not be compared with their trail."""
         self._unnoted: tuple[str, Carried] | None = None
 
-    def run(self, trails: Mapping[str, Path], goes_on: Callable[[], bool] = lambda: True) -> int:
+    def run(self, trails: Mapping[str, Path], may_continue: Callable[[], bool] = lambda: True) -> int:
         """Send the due letters of these trails, by session; return the number of letters.
 
         MailError, StateError: the rest stays due for the next call. A trail that cannot be read gives a warning.
@@ -116,11 +116,11 @@ class Courier:
         count, refused = 0, None
         for session, trail in trails.items():
             try:
-                count += self._run(session, trail, trails, goes_on)
+                count += self._run(session, trail, trails, may_continue)
             except FileNotFoundError:
                 self._piles.pop(session, None)
             except OSError as error:
-                self._tell(f"the trail {trail} cannot be read: {error.strerror}")
+                self._warn(f"the trail {trail} cannot be read: {error.strerror}")
             except MailError as error:
                 if not error.refused:
                     raise
@@ -142,10 +142,10 @@ class Courier:
             self._known |= {session: loaded.get(session, Carried()) for session in new}
             self._certain = False
 
-    def _run(self, session: str, trail: Path, trails: Mapping[str, Path], goes_on: Callable[[], bool]) -> int:
+    def _run(self, session: str, trail: Path, trails: Mapping[str, Path], may_continue: Callable[[], bool]) -> int:
         """Send pending letters of one trail, at most 20 per round."""
         count = 0
-        while count < _AT_ONCE and goes_on() and (pile := self._pile(session, trail)).is_due(self._patience):
+        while count < _AT_ONCE and may_continue() and (pile := self._pile(session, trail)).is_due(self._patience):
             if not self._certain or session in self._doubtful:
                 self._read_back(trails)
                 if session in self._doubtful:
@@ -166,7 +166,7 @@ class Courier:
             pile = self._piles[session] = _Pile(trail, letter, self._known[session], self._only_denials, most)
         problem = pile.gather()
         if problem:
-            self._tell(problem)
+            self._warn(problem)
         return pile
 
     def _send(self, pile: _Pile) -> None:
@@ -183,7 +183,7 @@ class Courier:
             self._most[letter.session] *= 2
             if self._most[letter.session] >= MOST_ENTRIES:
                 del self._most[letter.session]
-        self._carry(letter.session, Carried(pile.place, letter.last, letter.hash, moment))
+        self._carry(letter.session, Carried(pile.offset, letter.last, letter.hash, moment))
 
     def _carry(self, session: str, carried: Carried) -> None:
         """Store the new cursor before the next letter is sent."""
@@ -212,22 +212,22 @@ class Courier:
                 try:
                     self._skip(letter, sent, trail)
                 except OSError as error:
-                    self._tell(f"the trail {trail} cannot be read: {error.strerror}")
+                    self._warn(f"the trail {trail} cannot be read: {error.strerror}")
                     self._doubtful.add(letter.session)
         self._certain = True
 
     def _skip(self, letter: Posted, sent: Sent, trail: Path) -> None:
         carried = self._known[letter.session]
-        place = carried.place
-        for line, entry in entries_from(trail, place):
-            place += len(line)
+        offset = carried.offset
+        for line, entry in entries_from(trail, offset):
+            offset += len(line)
             if entry.seq == letter.last:
                 if not entry.hash.startswith(letter.hash):
-                    self._tell(f"entry {letter.last} of session {letter.session} does not match its posted hash")
+                    self._warn(f"entry {letter.last} of session {letter.session} does not match its posted hash")
                 self._pile(letter.session, trail)
-                self._carry(letter.session, Carried(place, letter.last, entry.hash, sent.moment))
+                self._carry(letter.session, Carried(offset, letter.last, entry.hash, sent.moment))
                 return
-        self._tell(f"session {letter.session} ends before entry {letter.last}, which was posted")
+        self._warn(f"session {letter.session} ends before entry {letter.last}, which was posted")
 
 
 class _Pile:
@@ -237,7 +237,7 @@ class _Pile:
         """`letter` is empty; `most` is the most entries that it may have, listed or not."""
         letter.last, letter.hash = carried.seq, carried.hash or letter.hash
         self.letter = letter
-        self.place = carried.place
+        self.offset = carried.offset
         """Offset of the end of the letter in the trail."""
         self._trail = trail
         self._only_denials = only_denials
@@ -253,18 +253,18 @@ class _Pile:
         """Add the new entries of the trail until the letter is full; return a problem of the trail, or ""."""
         size = size_of(self._trail)
         letter = self.letter
-        if size < self.place:
+        if size < self.offset:
             return f"the trail of session {letter.session} is shorter than the part that was sent"
-        if self.is_full() or size == self.place:
+        if self.is_full() or size == self.offset:
             return ""
         problem = ""
-        for line, entry in entries_from(self._trail, self.place):
+        for line, entry in entries_from(self._trail, self.offset):
             if not letter.entries:
                 self._began = time.monotonic()
             if entry.seq and entry.prev != letter.hash:
                 problem = f"the trail of session {letter.session} does not continue the part that was sent"
             letter.take(entry, only_denials=self._only_denials)
-            self.place += len(line)
+            self.offset += len(line)
             if self.is_full():
                 break
         return problem

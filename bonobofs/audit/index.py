@@ -45,10 +45,10 @@ class Cursor(NamedTuple):
     trail: int
     """Number of the trail in the index."""
     session: str
-    place: int
+    offset: int
     """Offset in bytes."""
     mark: str
-    """Digest of the last bytes before `place`."""
+    """Digest of the last bytes before `offset`."""
     moment: int
     """Greatest time so far, in microseconds since 1970."""
 
@@ -136,13 +136,13 @@ class AuditIndex:
         self._indexed: dict[str, tuple[_FileState, Cursor]] = {}
         """State of each completely indexed trail, by session. `catch_up` does not open an unchanged trail."""
 
-    def catch_up(self, goes_on: Callable[[], bool] = lambda: True) -> Progress:
+    def catch_up(self, may_continue: Callable[[], bool] = lambda: True) -> Progress:
         """Read the new entries of each trail up to its present end. StateError.
 
-        The index calls `goes_on` between transactions and while it waits for the lock. False ends the update early.
+        `may_continue` is called between transactions and while the lock is not free. False ends the update early.
         """
         entries, redone, gone, unread = 0, [], [], []
-        with locked_if_free(self._home / "index.lock", retry=goes_on) as is_locked:
+        with locked_if_free(self._home / "index.lock", retry=may_continue) as is_locked:
             if not is_locked:
                 return Progress(0)
             known = self._tables.cursors(self._name)
@@ -156,14 +156,14 @@ class AuditIndex:
                         redone.append(path.stem)
                         cursor = None
                     cursor = cursor or self._tables.enter_trail(self._name, path.stem)
-                    count, cursor = self._follow(path, cursor, size_of(path), goes_on)
+                    count, cursor = self._follow(path, cursor, size_of(path), may_continue)
                 except FileNotFoundError:
                     gone.append(path.stem)  # removed during this update
                 except OSError as error:
                     unread.append(f"the trail {path} cannot be read: {error.strerror}")
                 else:
                     entries += count
-                    if goes_on():
+                    if may_continue():
                         self._indexed[path.stem] = look, cursor
             for session in (*known, *gone):
                 self._tables.forget_trail(session)
@@ -187,13 +187,13 @@ class AuditIndex:
         """Count the matching changes by a field, the most frequent value first. Alerts and events do not count."""
         return self._tables.count(query, group_by, most)
 
-    def _follow(self, path: Path, cursor: Cursor, end: int, goes_on: Callable[[], bool]) -> tuple[int, Cursor]:
+    def _follow(self, path: Path, cursor: Cursor, end: int, may_continue: Callable[[], bool]) -> tuple[int, Cursor]:
         """Insert the entries from the cursor to `end`; return their number and the new cursor. OSError.
 
         The next update reads entries that are added meanwhile, so that a busy writer does not delay the other trails.
         """
         entries = 0
-        while cursor.place < end and goes_on():
+        while cursor.offset < end and may_continue():
             count, cursor = self._read(path, cursor)
             entries += count
             if not count:
@@ -205,9 +205,9 @@ class AuditIndex:
         with open_trail(path) as stream:
             batch = _Batch(cursor, self._batch)
             count = batch.take(stream)
-            after = cursor._replace(place=batch.place, mark=_mark(stream, batch.place), moment=batch.moment)
+            after = cursor._replace(offset=batch.offset, mark=_mark(stream, batch.offset), moment=batch.moment)
         if count:
-            self._tables.advance(cursor.place, after, batch.rows, batch.late)
+            self._tables.advance(cursor.offset, after, batch.rows, batch.late)
         return count, after
 
 
@@ -215,8 +215,8 @@ class _Batch:
     """Entries of one trail, combined to changes."""
 
     def __init__(self, cursor: Cursor, most: int) -> None:
-        self.place = cursor.place
-        self._until = cursor.place + BYTES_AT_ONCE
+        self.offset = cursor.offset
+        self._until = cursor.offset + BYTES_AT_ONCE
         self._most = most
         self.moment = cursor.moment
         self.rows: list[dict[str, Any]] = []
@@ -227,13 +227,13 @@ class _Batch:
         self._open: dict[int, dict[str, Any]] = {}
 
     def take(self, stream: BinaryIO) -> int:
-        stream.seek(self.place)
+        stream.seek(self.offset)
         count = 0
         for line, entry in entries_of(stream, self._session, EPOCH + self.moment * _MICROSECOND):
             self._enter(entry, line)
-            self.place += len(line)
+            self.offset += len(line)
             count += 1
-            if count == self._most or self.place >= self._until:
+            if count == self._most or self.offset >= self._until:
                 break
         return count
 
@@ -303,10 +303,10 @@ def _file_state(path: Path) -> _FileState:
 def _is_the_same(path: Path, cursor: Cursor) -> bool:
     """True if the trail still has the bytes before the cursor. `audit.verify` detects earlier changes."""
     with open_trail(path) as stream:
-        return stream.seek(0, os.SEEK_END) >= cursor.place and _mark(stream, cursor.place) == cursor.mark
+        return stream.seek(0, os.SEEK_END) >= cursor.offset and _mark(stream, cursor.offset) == cursor.mark
 
 
-def _mark(stream: BinaryIO, place: int) -> str:
-    start = max(0, place - _MARKED)
+def _mark(stream: BinaryIO, offset: int) -> str:
+    start = max(0, offset - _MARKED)
     stream.seek(start)
-    return sha256(stream.read(place - start)).hexdigest() if place else ""
+    return sha256(stream.read(offset - start)).hexdigest() if offset else ""

@@ -68,7 +68,7 @@ TRAILS: Final = Table(
     Column("session", _TEXT, nullable=False, unique=True, comment="UUID of the session."),
     Column("home", _TEXT, nullable=False, comment="UUID of its state directory, whose daemon alone reads the trail."),
     Column("place", _BIG, nullable=False, comment="Cursor: number of bytes of the trail that are in the index."),
-    Column("mark", _TEXT, nullable=False, comment="Digest of the last bytes before `place`; it identifies the trail."),
+    Column("mark", _TEXT, nullable=False, comment="Digest of the last bytes before that; it identifies the trail."),
     Column("moment", _BIG, nullable=False, comment="Greatest `began` so far."),
     comment="Cursor of each trail, moved in the transaction that inserts the rows.",
 )
@@ -76,7 +76,7 @@ TRAILS: Final = Table(
 CHANGES: Final = Table(
     "index_changes",
     METADATA,
-    Column("id", _BIG, primary_key=True, comment="Increases with the place in the trail."),
+    Column("id", _BIG, primary_key=True, comment="Increases with the offset in the trail."),
     Column("trail", Integer, nullable=False, comment="index_trails.id."),
     Column("seq", _BIG, nullable=False, comment="Number of the entry; 0 for an unreadable line."),
     Column("began", _BIG, nullable=False, comment="Microseconds since 1970; never less than in the row before."),
@@ -171,12 +171,12 @@ class IndexTables:
             self._forget(connection, session)
 
     def advance(
-        self, place: int, cursor: Cursor, rows: Sequence[Mapping[str, Any]], late: Mapping[int, Mapping[str, Any]]
+        self, offset: int, cursor: Cursor, rows: Sequence[Mapping[str, Any]], late: Mapping[int, Mapping[str, Any]]
     ) -> None:
-        """Insert the rows that were read from `place` on, and move the cursor, in one transaction.
+        """Insert the rows that were read from `offset` on, and move the cursor, in one transaction.
 
         `rows` are new changes. `late` are rows of outcomes, by the number of the intent, whose change was inserted
-        earlier. An outcome without a change is inserted as a row. StateError: the cursor is no longer at `place`, and
+        earlier. An outcome without a change is inserted as a row. StateError: the cursor is no longer at `offset`, and
         nothing was inserted. A copied state directory, for example, shares its cursor with the original.
         """
         with _begun(self.engine) as connection:
@@ -191,8 +191,8 @@ class IndexTables:
                     .values(outcome=bindparam("its_line"), result=bindparam("its_result"), ended=bindparam("its_end")),
                     list(ends.values()),
                 )
-            moved = update(TRAILS).where(TRAILS.c.id == cursor.trail, TRAILS.c.place == place)
-            after = {"place": cursor.place, "mark": cursor.mark, "moment": cursor.moment}
+            moved = update(TRAILS).where(TRAILS.c.id == cursor.trail, TRAILS.c.place == offset)
+            after = {"place": cursor.offset, "mark": cursor.mark, "moment": cursor.moment}
             if not connection.execute(moved.values(after)).rowcount:
                 raise StateError(
                     f"another process with the same state directory also reads the trail of session {cursor.session}; "

@@ -50,13 +50,13 @@ def read(trail: Path) -> Iterator[AuditEntry]:
 
     Closes the file between batches of entries: a merge may read more trails than there are descriptors. TrailError.
     """
-    place, moment, found = 0, EPOCH, _TOGETHER
+    offset, moment, found = 0, EPOCH, _TOGETHER
     while found == _TOGETHER:
         try:
             with open_trail(trail) as stream:
-                stream.seek(place)
+                stream.seek(offset)
                 entries = [entry for _, entry in islice(entries_of(stream, trail.stem, moment), _TOGETHER)]
-                place = stream.tell()
+                offset = stream.tell()
         except OSError as error:
             raise TrailError(f"the trail {trail} cannot be read: {error.strerror}") from error
         yield from entries
@@ -114,17 +114,17 @@ class Follower:
     def __init__(self, directory: Path) -> None:
         """Start at the present end of every trail."""
         self._directory = directory
-        self._places = {trail: _whole_lines_end(trail) for trail in trails_in(directory)}
+        self._offsets = {trail: _whole_lines_end(trail) for trail in trails_in(directory)}
 
     def poll(self) -> list[AuditEntry]:
         """Return the entries since the last call, by time. New trails are read from the beginning."""
         found: list[AuditEntry] = []
         for trail in trails_in(self._directory):
-            place = self._places.get(trail, 0)
-            for line, entry in entries_from(trail, place, found[-1].timestamp if found else EPOCH):
-                place += len(line)
+            offset = self._offsets.get(trail, 0)
+            for line, entry in entries_from(trail, offset, found[-1].timestamp if found else EPOCH):
+                offset += len(line)
                 found.append(entry)
-            self._places[trail] = place
+            self._offsets[trail] = offset
         return sorted(found, key=lambda entry: entry.timestamp)
 
 

@@ -313,8 +313,8 @@ class _Break:
         if self.expected_at:
             message = f"line {line.number} was added: entry {expected} is on line {self.expected_at}"
             return Damage.ADDED, expected, line.number, message
-        goes_on = self.next is None or (self.next.seq, self.next.prev) == (expected + 1, line.hash)
-        if self.before is not None and goes_on:
+        is_continued = self.next is None or (self.next.seq, self.next.prev) == (expected + 1, line.hash)
+        if self.before is not None and is_continued:
             before = self.before
             message = f"entry {before.seq} on line {before.number} was changed: the next entry has another hash of it"
             return Damage.CHANGED, before.seq, before.number, message
@@ -442,8 +442,8 @@ class _Walk:
                 Damage.ADDED, None, self._number, f"line {self._number} at the end is not an entry: it was added"
             )
 
-    def _find(self, what: Damage, seq: int | None, line: int | None, message: str) -> None:
-        self._report.findings.append(Finding(self._report.session, what, seq, line, message))
+    def _find(self, damage: Damage, seq: int | None, line: int | None, message: str) -> None:
+        self._report.findings.append(Finding(self._report.session, damage, seq, line, message))
 
 
 def _parsed(raw: bytes, number: int, session: str) -> _Line:

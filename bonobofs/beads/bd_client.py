@@ -156,9 +156,9 @@ class IssueStore:
         if not isinstance(path, str):
             reason = complaint(output) or "it gives no reason"
             raise BeadsError(f"bd does not find its issues in {self._beads}: {reason}")
-        for place in (path, answer.get("database_path") or path):
-            if not Path(os.path.realpath(place)).is_relative_to(self._beads):
-                raise BeadsError(f"bd works in {place} and not in {self._beads}, so it is not used")
+        for location in (path, answer.get("database_path") or path):
+            if not Path(os.path.realpath(location)).is_relative_to(self._beads):
+                raise BeadsError(f"bd works in {location} and not in {self._beads}, so it is not used")
 
 
 def why(output: Output) -> str:

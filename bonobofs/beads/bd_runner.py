@@ -359,17 +359,17 @@ def surroundings(home: Path, beads: Path) -> Iterator[Surroundings]:
     try:
         owner = beads.stat()
         if os.geteuid() != 0 or owner.st_uid == 0:
-            temporary, places = None, _prepare(home / "beads", path, {})
+            temporary, around = None, _prepare(home / "beads", path, {})
         else:
             temporary = Path(tempfile.mkdtemp(prefix="bonobofs-bd-", dir=_FOR_OTHERS))
-            places = _prepare(temporary, path, _ids(owner))
-            for place, mode in ((temporary, 0o755), (places.cwd, 0o755), (places.configuration, 0o644)):
-                place.chmod(mode)
-            os.chown(places.home, owner.st_uid, owner.st_gid)
+            around = _prepare(temporary, path, _ids(owner))
+            for each, mode in ((temporary, 0o755), (around.cwd, 0o755), (around.configuration, 0o644)):
+                each.chmod(mode)
+            os.chown(around.home, owner.st_uid, owner.st_gid)
     except OSError as error:
         raise BeadsError(f"cannot create the directories for bd: {error}") from error
     try:
-        yield places
+        yield around
     finally:
         if temporary is not None:
             shutil.rmtree(temporary)
@@ -377,12 +377,12 @@ def surroundings(home: Path, beads: Path) -> Iterator[Surroundings]:
 
 def _prepare(directory: Path, path: str, ids: Ids) -> Surroundings:
     """Create the directories and the git configuration below `directory`."""
-    places = Surroundings(directory / "home", directory / "empty", directory / "gitconfig", path, ids)
-    for place in (places.home, places.cwd):
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not places.configuration.exists() or places.configuration.read_text(encoding="utf-8") != _CONFIGURATION:
-        places.configuration.write_text(_CONFIGURATION, encoding="utf-8")
-    return places
+    around = Surroundings(directory / "home", directory / "empty", directory / "gitconfig", path, ids)
+    for each in (around.home, around.cwd):
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not around.configuration.exists() or around.configuration.read_text(encoding="utf-8") != _CONFIGURATION:
+        around.configuration.write_text(_CONFIGURATION, encoding="utf-8")
+    return around
 
 
 def _ids(owner: os.stat_result) -> Ids:

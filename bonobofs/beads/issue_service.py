@@ -85,7 +85,9 @@ class IssueService:
         agent = session.guard.agent
         self._session: Final = session
         self._actor: Final = Actor(agent.label, agent.id)
-        self.beads: Final = beads or IssueStore(find_beads(Path(session.place), session.home), session.home, agent)
+        self.beads: Final = beads or IssueStore(
+            find_beads(Path(session.access_path), session.home), session.home, agent
+        )
 
     # -- the operations
 
@@ -199,7 +201,7 @@ class IssueService:
 
         Raises Refused for a recorded denial, also of another agent than the session's. Other errors are recorded too.
         """
-        with self._judged(call, agent, tool) as (client, caller, verdict), self._session.change_lock:
+        with self._judged(call, agent, tool) as (client, caller, judgement), self._session.change_lock:
             admission = self._session.guard.authorize(
                 _request(call.operation),
                 NO_FACTS,
@@ -211,10 +213,10 @@ class IssueService:
             with admission as permit:
                 change = IssueChange(client, permit, admission)
                 try:
-                    if verdict is None:
+                    if judgement is None:
                         change.record(changed=False)
                         return client.issue(call.arguments["issue"])
-                    return call.store(change, verdict)
+                    return call.store(change, judgement)
                 except BonobofsError as error:
                     change.record(**_error_details(error))
                     raise
@@ -231,7 +233,7 @@ class IssueService:
 
     @contextmanager
     def _judged(self, call: IssueCall, agent: str, tool: str) -> Iterator[tuple[BdClient, Caller, Any]]:
-        """Check agent and role, hold the lock of the issues, and give the client and the verdict of the rule.
+        """Check agent and role, hold the lock of the issues, and give the client and the judgement of the rule.
 
         Raises Refused for a recorded denial. Other errors before the change are recorded with result `error`.
         """
@@ -326,7 +328,7 @@ def _call(
     judge: Callable[[Issues], Any],
     store: Callable[[IssueChange], Stored],
 ) -> IssueCall:
-    """Make a call whose change does not depend on the verdict."""
+    """Make a call whose change does not depend on the judgement."""
     return IssueCall(operation, arguments, judge, lambda change, _: store(change).issue)
 
 

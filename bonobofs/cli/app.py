@@ -11,49 +11,49 @@ import bonobofs
 from bonobofs.cli.options import HELP, Command, Group, command_name, group_help
 
 
-class _Place(NamedTuple):
-    """Where a command is: module and name of its function or Group. `summary`: the first sentence of its help."""
+class _TreeEntry(NamedTuple):
+    """A command: module and name of its function or Group. `summary`: the first sentence of its help."""
 
-    place: str
+    attribute: str
     summary: str
 
 
 _TREE: Final = {
-    "mount": _Place("mount.mount", "Mount a directory under a policy."),
-    "umount": _Place("mount.umount", "Unmount, and wait until the session's record is complete."),
-    "init": _Place(
+    "mount": _TreeEntry("mount.mount", "Mount a directory under a policy."),
+    "umount": _TreeEntry("mount.umount", "Unmount, and wait until the session's record is complete."),
+    "init": _TreeEntry(
         "policy.init", "Write a commented policy for a project to the state directory, based on the project's files."
     ),
-    "shell": _Place("mount.shell", "Start a shell in a mount."),
-    "run": _Place(
+    "shell": _TreeEntry("mount.shell", "Start a shell in a mount."),
+    "run": _TreeEntry(
         "run_command.run",
         "Run a command in a sandbox: the workspace is the policy mount, the rest of the machine is read-only or "
         "absent.",
     ),
-    "status": _Place("mount.status", "List the sessions of this state directory and their states."),
-    "mark": _Place(
+    "status": _TreeEntry("mount.status", "List the sessions of this state directory and their states."),
+    "mark": _TreeEntry(
         "mount.mark",
         "Begin a turn of the session in whose mount you are: the unit of audit report --turn and of undo.",
     ),
-    "why": _Place("why.why", "Explain whether a change is allowed and, if not, why and what to do instead."),
-    "serve": _Place(
+    "why": _TreeEntry("why.why", "Explain whether a change is allowed and, if not, why and what to do instead."),
+    "serve": _TreeEntry(
         "admin.serve",
         "Run the daemon of this state directory: it updates the index, expires leases and sends the record to Agent "
         "Mail.",
     ),
-    "doctor": _Place(
+    "doctor": _TreeEntry(
         "doctor.doctor", "Check what mounting needs on this machine, and print a remedy for each problem."
     ),
-    "policy": _Place("policy.app", "Check, test and describe a policy."),
-    "audit": _Place("audit.app", "Read, search, summarize, verify and export the record of every change."),
-    "agent": _Place("agents.agent_app", "Register agents and their roles."),
-    "team": _Place("agents.team_app", "Register teams."),
-    "lease": _Place("lease.app", "Acquire, extend, release and list leases."),
-    "git": _Place("git.app", "Branch, commit and merge under the policy."),
-    "worktree": _Place("worktree.app", "Make and remove a work tree and branch of an agent for an issue."),
-    "beads": _Place("beads.app", "Create and change the issues of bd under the policy."),
-    "network": _Place("network.app", "Show and edit the operator's list of hosts for bonobofs run."),
-    "db": _Place("admin.db_app", "Check, upgrade and back up the database."),
+    "policy": _TreeEntry("policy.app", "Check, test and describe a policy."),
+    "audit": _TreeEntry("audit.app", "Read, search, summarize, verify and export the record of every change."),
+    "agent": _TreeEntry("agents.agent_app", "Register agents and their roles."),
+    "team": _TreeEntry("agents.team_app", "Register teams."),
+    "lease": _TreeEntry("lease.app", "Acquire, extend, release and list leases."),
+    "git": _TreeEntry("git.app", "Branch, commit and merge under the policy."),
+    "worktree": _TreeEntry("worktree.app", "Make and remove a work tree and branch of an agent for an issue."),
+    "beads": _TreeEntry("beads.app", "Create and change the issues of bd under the policy."),
+    "network": _TreeEntry("network.app", "Show and edit the operator's list of hosts for bonobofs run."),
+    "db": _TreeEntry("admin.db_app", "Check, upgrade and back up the database."),
 }
 """All commands and families of commands, in the order of the help."""
 
@@ -82,7 +82,7 @@ def members() -> dict[str, Command | Group]:
 
 
 def _member(name: str) -> Command | Group:
-    module, _, attribute = _TREE[name].place.partition(".")
+    module, _, attribute = _TREE[name].attribute.partition(".")
     found = getattr(import_module(f"bonobofs.cli.{module}"), attribute)
     return found if isinstance(found, Group) else Command(found)
 

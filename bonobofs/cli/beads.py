@@ -72,9 +72,9 @@ def _run(step: Step, identity: ActingAs, json: bool) -> None:
 def _top(directory: Path, home: Path) -> Path:
     from bonobofs.beads.bd_client import seek_beads  # noqa: PLC0415 - as above
 
-    for place in (directory, *directory.parents):
-        if seek_beads(place, home) is not None:
-            return place
+    for above in (directory, *directory.parents):
+        if seek_beads(above, home) is not None:
+            return above
     raise BeadsError(f"neither {directory} nor a directory above it has a .beads; run `bd init`")
 
 

@@ -79,9 +79,9 @@ def _acting(identity: ActingAs, issue: str | None = None) -> Iterator[GitGuard |
 
 
 def _top(directory: Path) -> Path:
-    for place in (directory, *directory.parents):
-        if (place / ".git").exists():
-            return place
+    for above in (directory, *directory.parents):
+        if (above / ".git").exists():
+            return above
     raise GitError(f"{directory} is in no git repository; run this in one", kind="no-repository")
 
 

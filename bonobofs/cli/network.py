@@ -36,10 +36,10 @@ def show(
       bonobofs network show
       bonobofs network show --source ~/src/app --json
     """
-    home, place = session.home(), _real(source)
+    home, directory = session.home(), _real(source)
     lists = network_list.read_lists(home)
-    operator = lists.general if place is None else lists.sources.get(str(place), lists.general)
-    in_force = session.in_force(home, None, place or Path.cwd())
+    operator = lists.general if directory is None else lists.sources.get(str(directory), lists.general)
+    in_force = session.in_force(home, None, directory or Path.cwd())
     policy = in_force.compiled.document.get("network", {}).get("allow", [])
     if json:
         document(
@@ -53,7 +53,7 @@ def show(
         )
         return
     say(f"operator: {_listed(operator)}")
-    if place is None:
+    if directory is None:
         for path, entries in sorted(lists.sources.items()):
             say(f"operator, for {path}: {_listed(entries)}")
     say(f"policy {in_force.origin}: {_listed([_text(entry) for entry in policy])}")
@@ -70,15 +70,15 @@ def allow(hosts: Hosts, source: SourceOption = None) -> None:
       bonobofs network allow api.example.com '*.example.org:443'
       bonobofs network allow --source ~/src/app db.example.com:5432
     """
-    home, place = session.home(), _real(source)
+    home, directory = session.home(), _real(source)
     before = network_list.read_lists(home)
-    old = before.general if place is None else before.sources.get(str(place), before.general)
-    entries = network_list.allow(home, place, hosts)
+    old = before.general if directory is None else before.sources.get(str(directory), before.general)
+    entries = network_list.allow(home, directory, hosts)
     say(f"operator: {_listed(entries)}")
     if EVERYTHING in old:
         note('the list has "*", which admits every host; remove it first to list single hosts: network disallow "*"')
     try:
-        policy = session.in_force(home, None, place or Path.cwd())
+        policy = session.in_force(home, None, directory or Path.cwd())
     except BonobofsError as error:
         note(f"whether the policy admits the hosts is unknown: {error}")
         return

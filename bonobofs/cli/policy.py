@@ -169,12 +169,12 @@ def init(
     """
     written = write_policy(session.home(), source, force=force)
     project, file = written.project, shlex.quote(str(written.file))
-    place = shlex.quote(str(project.source))
+    workspace = shlex.quote(str(project.source))
     commands = [
         f"bonobofs policy check {file}",
         f"bonobofs policy test {file}",
-        f"bonobofs why --workspace {place} PATH",
-        f"bonobofs mount {place} MOUNTPOINT",
+        f"bonobofs why --workspace {workspace} PATH",
+        f"bonobofs mount {workspace} MOUNTPOINT",
     ]
     if json:
         found = {**project._asdict(), "source": str(project.source)}

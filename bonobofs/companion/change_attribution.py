@@ -93,7 +93,7 @@ class ChangeAttribution:
         suspects = {path: one for path, one in burst.items() if not (one.kinds & BEGAN and one.size == _ABSENT)}
         # git's lock file of the index may still exist when a burst ends. Its content shows when it becomes the index.
         suspects.pop(f"{_INDEX}.lock", None)
-        if _INDEX in suspects and self.index.is_refresh():
+        if _INDEX in suspects and self.index.update():
             del suspects[_INDEX]
         if not suspects:
             return
@@ -129,11 +129,7 @@ class GitIndex:
         self._path: Final = path
         self._content = self._read()
 
-    def update(self) -> None:
-        """Read the index for later comparison, after a publication of the session may have written it."""
-        self._content = self._read()
-
-    def is_refresh(self) -> bool:
+    def update(self) -> bool:
         """Read the index. Return whether all entries have the mode, object, flags and path of the previous read."""
         before, self._content = self._content, self._read()
         if before is None or self._content is None:

@@ -87,16 +87,16 @@ def _preflight(
     replaced = {path: commands.replaced.get(path) for path in denied}
     returns = {path: before[1] for path, before in replaced.items() if before and before[0] == commit}
     directory = session_directory(session.home, session.session.session)
-    stage = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    buffer = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        answer = session.git_worker.call("prepare", [stage], files=requested, returns=returns)
+        answer = session.git_worker.call("prepare", [buffer], files=requested, returns=returns)
         if "refused" not in answer:
             raise GitError(f"published files cannot be read: {answer.get('line')}", kind="unreadable")
         if answer["refused"]:
             raise _explained(session, denied, answer["refused"], caller)
-        number = session.guard.grant(stage, answer["at"], answer["size"])
+        number = session.guard.grant(buffer, answer["at"], answer["size"])
     finally:
-        os.close(stage)
+        os.close(buffer)
     command = [subcommand, *arguments][:_MOST_SHOWN]
     commands.open[number] = GrantedCheckout(commit, head, command, answer["before"])
     for descriptor in descriptors[:1]:
@@ -130,13 +130,13 @@ def _refusals(session: SessionContext, files: dict[str, tuple[int, str, int, str
     """Return {path: (denial, is_create)} of the refused changes. `is_create`: even creation is refused."""
     questions: list[tuple[Request, Context]] = []
     for path, (mode, _, size, head) in files.items():
-        place = WorkspacePath(path)
+        workspace_path = WorkspacePath(path)
         if mode == _SYMLINK:
-            questions.append((Request(Operation.SYMLINK, place, Kind.SYMLINK), Context(target=head)))
+            questions.append((Request(Operation.SYMLINK, workspace_path, Kind.SYMLINK), Context(target=head)))
         elif mode != GONE:
             context = Context(size=size, mode=mode & 0o777, head=head.encode("latin-1", "replace"))
-            questions.append((Request(Operation.CREATE_FILE, place), context))
-        questions.append((Request(Operation.DELETE_FILE, place), Context(leaves=True, in_source=True)))
+            questions.append((Request(Operation.CREATE_FILE, workspace_path), context))
+        questions.append((Request(Operation.DELETE_FILE, workspace_path), Context(leaves=True, in_source=True)))
     refused: dict[str, tuple[Denied, bool]] = {}
     for number, denial in sorted(session.guard.decide_each(questions).items()):
         request = questions[number][0]

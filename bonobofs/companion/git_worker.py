@@ -100,7 +100,7 @@ class GitWorker:
                 raise GitError(f"the publication was broken off ({error}); {result}", kind="worker") from error
             if "head" in answer:
                 self._head = answer.pop("head")
-                self._keep()
+                self._store_state()
             self._session.note_index()
             return answer
 
@@ -185,10 +185,10 @@ class GitWorker:
             self._directory = tempfile.mkdtemp(prefix="bonobofs-git-", dir=above)
             if owner:
                 os.chown(self._directory, *owner)
-            self._keep()
+            self._store_state()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
-            packages = [place for place in sys.path if place.startswith("/") and place != _ROOT]
+            packages = [package for package in sys.path if package.startswith("/") and package != _ROOT]
             command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN, str(theirs.fileno()), _ROOT, *packages]
             self._process = subprocess.Popen(
                 command,
@@ -250,7 +250,7 @@ class GitWorker:
         self._open.clear()
         return moved
 
-    def _keep(self) -> None:
+    def _store_state(self) -> None:
         """Store the worker directory and the last HEAD for the next companion."""
         write_document(self._file, {"directory": self._directory, "head": self._head})
 

@@ -64,8 +64,8 @@ def _refused(session: SessionContext, key: str, refusals: list[Any]) -> Any:
             text = NETWORK[word]
         except (ValueError, TypeError, KeyError):
             raise UsageError("a refusal is [host, port, via, word, count]") from None
-        place = f"{host}:{port}" if host else "several hosts or ports"
-        denied = Denied(*text, _CONNECT.path, _CONNECT.operation, about=f"The connection was to {place}.")
+        endpoint = f"{host}:{port}" if host else "several hosts or ports"
+        denied = Denied(*text, _CONNECT.path, _CONNECT.operation, about=f"The connection was to {endpoint}.")
         details = {"host": host, "port": port, "via": via}
         session.guard.deny(denied, Caller(_TOOL, details), guard=_GUARD, count=count)
 

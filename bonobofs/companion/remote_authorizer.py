@@ -86,15 +86,15 @@ class RemoteAuthorizer:
                 denied[offset + number] = decode_denied(document)
         return denied
 
-    def grant(self, stage: int, at: int, size: int) -> int:
+    def grant(self, buffer: int, at: int, size: int) -> int:
         """Let a git command take in published files; the number for `withdraw`. OSError.
 
-        `stage` is a file with their content and, `size` bytes at `at`, their list (`fuse.git_grants`).
+        `buffer` is a file with their content and, `size` bytes at `at`, their list (`fuse.git_grants`).
         """
         with self._grant_lock:  # the server takes one descriptor at a time
             number, pending = self._register()
-            document = {"id": number, "grant": number, "stage": os.fstat(stage).st_ino, "at": at, "size": size}
-            self._channel.send_fds(MessageKind.GRANT, document, [stage])
+            document = {"id": number, "grant": number, "buffer": os.fstat(buffer).st_ino, "at": at, "size": size}
+            self._channel.send_fds(MessageKind.GRANT, document, [buffer])
             _check_error(pending.get())
         return number
 
@@ -104,14 +104,14 @@ class RemoteAuthorizer:
         return taken
 
     def authorize(
-        self, request: Request, context: Context = NO_FACTS, *parts: RelatedChange, **record: Unpack[ChangeRecord]
+        self, request: Request, context: Context = NO_FACTS, *related: RelatedChange, **record: Unpack[ChangeRecord]
     ) -> Admission:
         """As `Authorizer.authorize`. Leaving the admission returns when the mount shows what was changed.
 
         Leaving it raises OSError, ETIMEDOUT, if the change is made and recorded but the mount may not show it.
         """
-        related = [encode_request(change.request, change.context) for change in parts]
-        document = {"question": encode_request(request, context), "related": related, **record}
+        documents = [encode_request(change.request, change.context) for change in related]
+        document = {"question": encode_request(request, context), "related": documents, **record}
         admission = self.authorize_judged(request, document)
         assert admission is not None
         return admission

@@ -43,7 +43,7 @@ class GrantedCheckouts:
 class SessionContext:
     """A `GuardedSession`, used by the threads that answer calls."""
 
-    def __init__(self, config: SessionConfig, authorizer: RemoteAuthorizer, note_index: Callable[[], None]) -> None:
+    def __init__(self, config: SessionConfig, authorizer: RemoteAuthorizer, note_index: Callable[[], object]) -> None:
         """The working directory is the source, even if its path has been replaced.
 
         `note_index` is called when a publication may have written the index of the source.
@@ -59,7 +59,7 @@ class SessionContext:
         self.commands: Final = GrantedCheckouts()
         self.git_worker: GitWorker
         """Set by the companion, whose services the worker needs."""
-        self.place: Final = "."
+        self.access_path: Final = "."
         self.network_error = ""
         """Why the operator's network list cannot be read, as last recorded."""
 

@@ -52,7 +52,7 @@ class KeyedExecutor:
         self._pool.shutdown(cancel_futures=True)
 
 
-GoesOn = Callable[[], bool]
+Condition = Callable[[], bool]
 """Returns False when the daemon ends; a step then returns soon."""
 
 
@@ -77,7 +77,7 @@ class PeriodicJob(ABC):
         return self._database
 
     @abstractmethod
-    def step(self, goes_on: GoesOn, /) -> str:
+    def step(self, may_continue: Condition, /) -> str:
         """Do the pending work; return the problems as a sentence, or "".
 
         If it raises, the daemon reports the error, closes the job and runs it again later.
@@ -117,10 +117,10 @@ class IndexJob(PeriodicJob):
         self._index: AuditIndex | None = None
         self._redone: dict[str, None] = {}
 
-    def step(self, goes_on: GoesOn) -> str:
+    def step(self, may_continue: Condition) -> str:
         if self._index is None:
             self._index = self._opened.enter_context(open_index(self._home))
-        progress = self._index.catch_up(goes_on)
+        progress = self._index.catch_up(may_continue)
         self._redone |= dict.fromkeys(progress.redone)
         problems = list(progress.unread)
         if self._redone:
@@ -138,8 +138,8 @@ class RetentionJob(PeriodicJob):
     name = "retention"
     pause = 30.0
 
-    def step(self, goes_on: GoesOn) -> str:
-        found = prune(self._home, goes_on=goes_on)
+    def step(self, may_continue: Condition) -> str:
+        found = prune(self._home, may_continue=may_continue)
         kept = [f"the trail of session {name} is kept: {reason}" for name, reason in found.kept.items()]
         return "; ".join([*found.failures, *kept])
 
@@ -158,7 +158,7 @@ class MailJob(ServerJob):
         """By session: mtime of its policy.json, and the settings in it."""
         self._rounds: dict[Settings, _CourierRun] = {}
 
-    def step(self, goes_on: GoesOn) -> str:
+    def step(self, may_continue: Condition) -> str:
         database = self.database
         trails: dict[Settings, dict[str, Path]] = {}
         problems = []
@@ -177,7 +177,7 @@ class MailJob(ServerJob):
         # same time. A courier without trails discards its cursors, because another courier may move them.
         tasks: dict[str, list[Callable[[], list[str]]]] = {}
         for settings, each in self._rounds.items():
-            tasks.setdefault(settings.name, []).append(partial(each.run, trails.get(settings, {}), goes_on))
+            tasks.setdefault(settings.name, []).append(partial(each.run, trails.get(settings, {}), may_continue))
         return self._run_tasks({name: partial(_run_each, rounds) for name, rounds in tasks.items()}, problems)
 
     def close(self) -> None:
@@ -216,11 +216,11 @@ class _CourierRun:
         self._wait = 0.0
         self._again_at = 0.0
 
-    def run(self, trails: dict[str, Path], goes_on: GoesOn) -> list[str]:
+    def run(self, trails: dict[str, Path], may_continue: Condition) -> list[str]:
         """Send the due letters, unless the last failure is too recent; return the problems."""
         if time.monotonic() >= self._again_at:
             try:
-                self._run(trails, goes_on)
+                self._run(trails, may_continue)
             except BonobofsError as error:
                 # The next courier loads the cursors and reads the token again.
                 self._courier = None
@@ -231,7 +231,7 @@ class _CourierRun:
                 self._problem, self._wait = "", 0.0
         return [*filter(None, [self._problem]), *self._alarms]
 
-    def _run(self, trails: dict[str, Path], goes_on: GoesOn) -> None:
+    def _run(self, trails: dict[str, Path], may_continue: Condition) -> None:
         if self._courier is None:
             self._courier = Courier(
                 self._settings.name,
@@ -240,6 +240,6 @@ class _CourierRun:
                 home_id(self._home),
                 only_denials=self._settings.only_denials,
                 pace=self._pace,
-                tell=self._alarms.setdefault,
+                warn=self._alarms.setdefault,
             )
-        self._courier.run(trails, goes_on)
+        self._courier.run(trails, may_continue)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from bonobofs.agent_mail.mail_client import Mailbox, Reservation
-from bonobofs.daemon.jobs import GoesOn, PeriodicJob, ServerJob
+from bonobofs.daemon.jobs import Condition, PeriodicJob, ServerJob
 from bonobofs.errors import MailError, PolicyError, StateError, UsageError
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.policy.pattern import is_wild, parse
@@ -39,7 +39,7 @@ class ReservationJob(ServerJob):
         self._ended: set[str] = set()
         self._mirrors: dict[tuple[Settings, str], _Mirror] = {}
 
-    def step(self, _: GoesOn) -> str:
+    def step(self, _: Condition) -> str:
         database, mine = self.database, home_id(self._home)
         work = {}
         problems = []
@@ -149,7 +149,7 @@ class LeaseExpiryJob(PeriodicJob):
     name = "leases"
     pause = 30.0
 
-    def step(self, _: GoesOn) -> str:
+    def step(self, _: Condition) -> str:
         leases.expire(self.database)
         return ""
 
@@ -206,8 +206,8 @@ def _passing(part: str) -> Iterator[str]:
     before, *after = _STARS.split(part)
     # A star at the beginning can match nothing: one form covers both cases.
     forms = [before]
-    for place, text in enumerate(after):
-        last = place == len(after) - 1 and not text
+    for index, text in enumerate(after):
+        last = index == len(after) - 1 and not text
         grown = []
         for form in forms:
             name = form.rpartition("/")[2]

@@ -79,7 +79,7 @@ class RelatedChange(NamedTuple):
 
 
 class WrongLayerError(OSError):
-    """The verdict permits the change, but in another layer than the caller is about to change; EXDEV."""
+    """The decision permits the change, but in another layer than the caller is about to change; EXDEV."""
 
     def __init__(self, permit: Permit) -> None:
         super().__init__(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -151,10 +151,10 @@ class Authorizer(Protocol):
     def policy(self) -> Policy: ...
 
     def decide(self, request: Request, context: Context = NO_FACTS) -> Permit | Denied:
-        """Return the engine's verdict. The trail records nothing."""
+        """Return the engine's decision. The trail records nothing."""
 
     def authorize(
-        self, request: Request, context: Context = NO_FACTS, *parts: RelatedChange, **record: Unpack[ChangeRecord]
+        self, request: Request, context: Context = NO_FACTS, *related: RelatedChange, **record: Unpack[ChangeRecord]
     ) -> Admission:
         """Authorize a change of the source, as `Enforcer.authorize` does. Raises Refused like it."""
 

@@ -104,7 +104,7 @@ class DenialRecorder:
             if repeat is not None:
                 repeat.count += count
                 repeat.last = now
-            elif not self._limit.admits(now):
+            elif not self._limit.take_token(now):
                 self._limit.count(denied, guard, now, count)
             else:
                 seq = self._record(denied, caller, guard)
@@ -128,13 +128,13 @@ class DenialRecorder:
         """Record the counts of denials that were last repeated at least QUIET seconds before `now`. TrailError."""
         for mark in [mark for mark, repeat in self._repeats.items() if now - repeat.last >= QUIET]:
             self._flush(mark)
-        self._limit.settle(now)
+        self._limit.record_counts(now)
 
     def flush_all(self) -> None:
         """Record all counts. TrailError."""
         for mark in list(self._repeats):
             self._flush(mark)
-        self._limit.settle()
+        self._limit.record_counts()
 
     def _record(self, denied: Denied, caller: Caller, guard: str) -> int:
         action = ACTIONS.get(denied.operation, "modify")
@@ -238,7 +238,7 @@ class DenialLimit:
         self._last = 0.0
         self._alerted = -inf
 
-    def admits(self, now: float) -> bool:
+    def take_token(self, now: float) -> bool:
         """Take a token. False: the bucket is empty, and the caller counts the denial."""
         self._tokens = min(BURST, self._tokens + (now - self._filled) * RATE)
         self._filled = now
@@ -258,7 +258,7 @@ class DenialLimit:
             group = self._groups[key] = _Group(denied)
         group.add(denied.path, count)
 
-    def settle(self, now: float = inf) -> None:
+    def record_counts(self, now: float = inf) -> None:
         """Record the counts due at `now`; at most every BETWEEN_ALERTS seconds also an alert. TrailError: retry."""
         if not self._groups or (now - self._last < QUIET and now - self._began < LONGEST):
             return

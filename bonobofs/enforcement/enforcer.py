@@ -83,7 +83,7 @@ class Enforcer:
         """Incremented with each new policy or lease snapshot. Permits of earlier generations are not current."""
         self.companion_changes = 0
         """Number of changes for which the companion got a permit."""
-        self.room: Callable[[Request], Denied | None] = lambda _: None
+        self.take_space: Callable[[Request], Denied | None] = lambda _: None
         """Returns the denial of a change for which the scratch layer has no room, or None."""
         self._last_caller = NO_CALLER
         self._last_details = "{}"
@@ -127,7 +127,7 @@ class Enforcer:
         self._scratch_tops.clear()
 
     def decide(self, request: Request, context: Context = NO_FACTS) -> Permit | Denied:
-        """Return the engine's verdict. The trail records nothing. A change needs `authorize`."""
+        """Return the engine's decision. The trail records nothing. A change needs `authorize`."""
         if clock_gettime(CLOCK_BOOTTIME) >= self.leases_expire_at:
             self.expire_leases()
         return self._decide(self.policy, self.agent, request, context)
@@ -143,39 +143,39 @@ class Enforcer:
     ) -> Permit:
         """Return the engine's permit, for `authorize` or `open_batch`.
 
-        `head` is called if the verdict depends on the first bytes; not every file can be read. The engine decides again
+        `head` is called if the decision needs the first bytes; not every file can be read. The engine decides again
         only if they are those of an executable file. Refused: the engine denies the change. The trail gets the denial.
         """
-        verdict = self.decide(request, context)
-        if head is not None and isinstance(verdict, Permit) and verdict.judges_content:
+        decision = self.decide(request, context)
+        if head is not None and isinstance(decision, Permit) and decision.judges_content:
             found = head()
             if found.startswith(EXECUTABLE_HEADS):
-                verdict = self.decide(request, context._replace(head=found))
-        if isinstance(verdict, Denied):
-            raise self.deny(verdict, caller, guard=guard)
-        return verdict
+                decision = self.decide(request, context._replace(head=found))
+        if isinstance(decision, Denied):
+            raise self.deny(decision, caller, guard=guard)
+        return decision
 
     def explain(
         self, request: Request, context: Context, role: str | None = None, head: Head | None = None
     ) -> Permit | Denied:
-        """Return the verdict that `why` shows: that of `decide`, or the denial of a change in scratch without room.
+        """Return the decision that `why` shows: that of `decide`, or the denial of a change in scratch without room.
 
-        `role` replaces the role of the session. `head` is called if the verdict depends on the first bytes.
+        `role` replaces the role of the session. `head` is called if the decision depends on the first bytes.
         """
         self.expire_leases()
         agent = self.agent if role is None else self.agent._replace(role=role)
-        verdict = self._decide(self.policy, agent, request, context)
-        if head is not None and isinstance(verdict, Permit) and verdict.judges_content:
-            verdict = self._decide(self.policy, agent, request, context._replace(head=head()))
-        if isinstance(verdict, Permit) and verdict.layer is Layer.SCRATCH:
-            return self.room(request) or verdict
-        return verdict
+        decision = self._decide(self.policy, agent, request, context)
+        if head is not None and isinstance(decision, Permit) and decision.judges_content:
+            decision = self._decide(self.policy, agent, request, context._replace(head=head()))
+        if isinstance(decision, Permit) and decision.layer is Layer.SCRATCH:
+            return self.take_space(request) or decision
+        return decision
 
     def authorize(  # noqa: PLR0913 - the request, and the fields of its record
         self,
         request: Request,
         context: Context | Permit = NO_FACTS,
-        *parts: RelatedChange | Permit,
+        *related: RelatedChange | Permit,
         caller: Caller = NO_CALLER,
         details: dict[str, Any] | None = None,
         size: int = 0,
@@ -184,7 +184,7 @@ class Enforcer:
         guard: str = "file",
         sync: bool = False,
     ) -> Admission:
-        """Authorize the change that `request` and all `parts` describe together, and record its intent.
+        """Authorize the change that `request` and all of `related` describe together, and record its intent.
 
         A `Permit` in place of a context or part must be from `permit`, under the present policy and leases. `size` is
         the number of bytes of the change, for the record. `action` is create, modify or delete; "" means the action of
@@ -193,13 +193,13 @@ class Enforcer:
 
         Raises:
             Refused: the engine denies the request or a part, or the trail cannot be written. The trail gets the denial.
-            WrongLayerError: a verdict is for another layer. The trail gets no entry.
+            WrongLayerError: a decision is for another layer. The trail gets no entry.
         """
         permit = context if isinstance(context, Permit) else self.permit(request, context, caller, guard=guard)
         elsewhere = permit if layer is not None and permit.layer is not layer else None
         leaves_source = permit.layer
         in_scratch = permit.layer is Layer.SCRATCH
-        for part in parts:
+        for part in related:
             if isinstance(part, Permit):
                 other = part
             else:
@@ -227,7 +227,7 @@ class Enforcer:
         return admission
 
     def decide_published(self, request: Request) -> Permit | Denied:
-        """Return the verdict on a change that brings a path to its published content."""
+        """Return the decision on a change that brings a path to its published content."""
         self.expire_leases()
         return decide_published(self.policy, request)
 
@@ -281,7 +281,7 @@ class Enforcer:
 
     @property
     def state(self) -> tuple[int, int]:
-        """Version of the inputs of a verdict: the policy and the leases, and the companion's changes."""
+        """Version of the inputs of a decision: the policy and the leases, and the companion's changes."""
         return self._generation, self.companion_changes
 
     def open_batch(

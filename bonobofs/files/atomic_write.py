@@ -17,7 +17,7 @@ import stat
 from contextlib import nullcontext, suppress
 from typing import Final
 
-from bonobofs.files.workspace import MAKER, Place
+from bonobofs.files.workspace import MAKER, Location
 from bonobofs.policy.decision import Permit
 
 MODE: Final = 0o644
@@ -29,26 +29,26 @@ _OF_THE_CONTENT: Final = frozenset({"security.capability", "security.ima", "secu
 _NAMELESS_UNKNOWN: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 
 
-def put(place: Place, data: bytes, temporary: str, *, overwrite: bool, permit: Permit) -> None:
-    """Create or replace the file of `place` with `data`, and sync the file and its directory.
+def put(location: Location, data: bytes, temporary: str, *, overwrite: bool, permit: Permit) -> None:
+    """Create or replace the file of `location` with `data`, and sync the file and its directory.
 
     A replaced file keeps its mode and ACL and, as far as this user may set them, its owner and attributes. Set-id bits
     are cleared, as by any write. Raises FileExistsError if the name exists and `overwrite` is false or it is no regular
     file, IsADirectoryError, OSError. After an error the old file is in place, unless only the sync of the directory
     failed.
     """
-    if place.status is not None:
-        _check_replaceable(place, place.status, overwrite=overwrite)
+    if location.status is not None:
+        _check_replaceable(location, location.status, overwrite=overwrite)
     descriptor = -1
-    directory, name = place.directory, place.name
+    directory, name = location.directory, location.name
     try:
-        with MAKER.get()() if place.status is None else nullcontext():
+        with MAKER.get()() if location.status is None else nullcontext():
             descriptor, source = _create(directory, temporary, permit)
         _fill(descriptor, data)
-        if place.status is not None:
-            _copy_metadata(descriptor, place)
+        if location.status is not None:
+            _copy_metadata(descriptor, location)
         os.fsync(descriptor)
-        place.check()
+        location.check()
         if not overwrite:
             os.link(source, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=True)
         else:
@@ -91,23 +91,23 @@ def _fill(descriptor: int, data: bytes) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def _check_replaceable(place: Place, status: os.stat_result, *, overwrite: bool) -> None:
+def _check_replaceable(location: Location, status: os.stat_result, *, overwrite: bool) -> None:
     if overwrite and stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), place.path)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), location.path)
     if not overwrite or not stat.S_ISREG(status.st_mode):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place.path)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), location.path)
 
 
-def _copy_metadata(descriptor: int, place: Place) -> None:
+def _copy_metadata(descriptor: int, location: Location) -> None:
     """Copy owner, attributes and mode of the old file to the new file."""
-    old = os.open(place.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.directory)
+    old = os.open(location.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=location.directory)
     try:
         status = os.fstat(old)
-        _check_replaceable(place, status, overwrite=True)
+        _check_replaceable(location, status, overwrite=True)
         through = f"/proc/self/fd/{old}"
         # rename(2) checks the directory only. A user without write permission on the file must not replace it.
         if not os.access(through, os.W_OK, effective_ids=True):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), place.path)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), location.path)
         _copy_owner(descriptor, status)
         _copy_attributes(descriptor, through)
         os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~(stat.S_ISUID | stat.S_ISGID))

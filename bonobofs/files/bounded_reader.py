@@ -17,7 +17,7 @@ from typing import BinaryIO, Final, Generic, NamedTuple, TypeVar
 
 from bonobofs.errors import PolicyError, UsageError
 from bonobofs.files.search import MOST, Match, search
-from bonobofs.files.workspace import Place, Workspace
+from bonobofs.files.workspace import Location, Workspace
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.pattern import Matcher, NameGlobs, parse
 from bonobofs.policy.request import Kind, WorkspacePath, kind_of
@@ -162,30 +162,30 @@ class WorkspaceReader:
 
     def _open_file(self, path: WorkspacePath) -> tuple[WorkspacePath, int]:
         """Open a regular file. Return its resolved path and its descriptor, which the caller closes."""
-        with self._place(path) as place:
-            if place.kind is Kind.DIRECTORY:
+        with self._location(path) as location:
+            if location.kind is Kind.DIRECTORY:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-            if place.kind is not Kind.FILE:
+            if location.kind is not Kind.FILE:
                 raise UsageError("not a regular file; read_file returns lines of text files")
-            return place.path, place.open_file()
+            return location.path, location.open_file()
 
     def _resolve(self, path: WorkspacePath) -> tuple[WorkspacePath, Kind]:
         """Return the resolved path of a name, and its kind."""
-        with self._place(path) as place:
-            return place.path, place.kind
+        with self._location(path) as location:
+            return location.path, location.kind
 
-    def _place(self, path: WorkspacePath) -> Place:
+    def _location(self, path: WorkspacePath) -> Location:
         """Resolve a name, with its directory open. Raises FileNotFoundError, and OutsideError for a link out."""
-        place = self._workspace.locate(path, follow=True)
-        if place is None:
+        location = self._workspace.locate(path, follow=True)
+        if location is None:
             raise OutsideError
         # A mount hides a source entry of this name too.
-        exists = place.status is not None and place.kind is not Kind.SYMLINK
-        hidden = place.path.partition("/")[0] == _RESERVED or self._policy().secret(place.path.split("/"))
+        exists = location.status is not None and location.kind is not Kind.SYMLINK
+        hidden = location.path.partition("/")[0] == _RESERVED or self._policy().secret(location.path.split("/"))
         if not exists or hidden:
-            with place:
+            with location:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return place
+        return location
 
     def _walk(self, start: str, seconds: float, excluded: Test | None = None) -> Walk:
         policy = self._policy()

@@ -36,7 +36,7 @@ from bonobofs.files.results import (
     with_claimed_agent,
     wrong_agent,
 )
-from bonobofs.files.workspace import Place, Workspace
+from bonobofs.files.workspace import Location, Workspace
 from bonobofs.policy.decision import Code, Decision, Denied, Refused
 from bonobofs.policy.engine import allowed_directories, decide
 from bonobofs.policy.request import HEAD_BYTES, NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
@@ -83,7 +83,7 @@ class FileGuard(Closing):
         self._session: Final = session
         self.audit: Final = session.log
         self._guard: Final[Authorizer] = session.guard
-        self._workspace: Final = Workspace(Path(session.session.source), session.place)
+        self._workspace: Final = Workspace(Path(session.session.source), session.access_path)
         # One change at a time, from intent to outcome: the trail has the order of the changes. All guards of a session
         # share this lock, so its holder knows that no other change is in progress.
         self._change_lock: Final = session.change_lock
@@ -111,9 +111,9 @@ class FileGuard(Closing):
         """Return the changes that an operation on a path consists of. Raises Refused for a path outside."""
         request = Request(operation, self._workspace.relative(path), _KINDS.get(operation, Kind.FILE))
         try:
-            with self._locate(request, NO_FACTS, caller) as place:
-                above = [(Request(Operation.MKDIR, path, Kind.DIRECTORY), NO_FACTS) for path in place.missing]
-                return [_question(operation, place), *above]
+            with self._locate(request, NO_FACTS, caller) as location:
+                above = [(Request(Operation.MKDIR, path, Kind.DIRECTORY), NO_FACTS) for path in location.missing]
+                return [_question(operation, location), *above]
         except Refused:
             raise
         except OSError:
@@ -132,14 +132,14 @@ class FileGuard(Closing):
             try:
                 data = str.encode(content, "utf-8")
                 caller = Caller("write_file", {"overwrite": overwrite, "size": len(data)})
-                place = self._locate(request, self._plain, caller)
+                location = self._locate(request, self._plain, caller)
             except Refused:
                 raise
             except Exception as error:  # noqa: BLE001 - `_fail` records and raises it
                 self._fail(request, self._plain, caller, error)
-            with place:
-                self._write(place, data, caller, overwrite=overwrite)
-                return self._workspace.root / place.path
+            with location:
+                self._write(location, data, caller, overwrite=overwrite)
+                return self._workspace.root / location.path
 
     write_file = as_result(guarded_write_file)
 
@@ -152,15 +152,15 @@ class FileGuard(Closing):
         with self._change_lock:
             request = Request(Operation.DELETE_FILE, self._relative(path, agent, Operation.DELETE_FILE, caller))
             try:
-                place = self._locate(request, _LEAVES, caller)
+                location = self._locate(request, _LEAVES, caller)
             except Refused:
                 raise
             except Exception as error:  # noqa: BLE001 - `_fail` records and raises it
                 self._fail(request, _LEAVES, caller, error)
-            with place:
-                request = Request(Operation.DELETE_FILE, place.path, place.kind)
+            with location:
+                request = Request(Operation.DELETE_FILE, location.path, location.kind)
                 with self._guard.authorize(request, _LEAVES, caller=caller) as permit:
-                    place.unlink(permit)
+                    location.unlink(permit)
 
     delete_file = as_result(guarded_delete_file)
 
@@ -175,16 +175,16 @@ class FileGuard(Closing):
             raise self._guard.deny(wrong_agent(relative, operation), with_claimed_agent(caller, agent))
         return relative
 
-    def _locate(self, request: Request, context: Context, caller: Caller) -> Place:
+    def _locate(self, request: Request, context: Context, caller: Caller) -> Location:
         """Resolve the path. Raises Refused (recorded) if it leads outside, OSError (not recorded)."""
         # Here, and not by the authorizer: whether a path is outside depends neither on leases nor on the mount.
         decision = decide(self._guard.policy, self._guard.agent, request, context)
         if isinstance(decision, Denied) and decision.code is Code.OUTSIDE:
             # The path itself is invalid or outside: do not look it up.
             raise self._guard.deny(decision, caller)
-        place = self._workspace.locate(request.path, follow=request.operation not in _OF_A_NAME)
-        if place is not None:
-            return place
+        location = self._workspace.locate(request.path, follow=request.operation not in _OF_A_NAME)
+        if location is not None:
+            return location
         raise self._guard.deny(leads_outside(request.path, request.operation), caller)
 
     def _fail(self, request: Request, context: Context, caller: Caller, error: Exception) -> NoReturn:
@@ -195,21 +195,21 @@ class FileGuard(Closing):
                 admission.details = {"error": type(error).__name__}
             raise error
 
-    def _write(self, place: Place, data: bytes, caller: Caller, *, overwrite: bool) -> None:
-        request = Request(Operation.WRITE_FILE, place.path)
+    def _write(self, location: Location, data: bytes, caller: Caller, *, overwrite: bool) -> None:
+        request = Request(Operation.WRITE_FILE, location.path)
         context = self._plain._replace(
             size=len(data),
-            size_before=place.status.st_size if place.status is not None else 0,
-            mode=MODE if place.status is None else -1,
+            size_before=location.status.st_size if location.status is not None else 0,
+            mode=MODE if location.status is None else -1,
             head=data[:HEAD_BYTES],
         )
-        directories = [Request(Operation.MKDIR, above, Kind.DIRECTORY) for above in place.missing]
+        directories = [Request(Operation.MKDIR, above, Kind.DIRECTORY) for above in location.missing]
         if directories:
             # Judge everything before the first change: a refused file must not leave new directories.
             self._check([(request, context), *((directory, NO_FACTS) for directory in directories)], caller)
         for directory in directories:
             with self._guard.authorize(directory, caller=Caller(caller.tool)) as permit:
-                place.make_directory(permit)
+                location.make_directory(permit)
         temporary = temp_cleanup.stray_name()
         admission = self._guard.authorize(
             request,
@@ -217,11 +217,11 @@ class FileGuard(Closing):
             caller=caller,
             details={BY: temporary},
             size=len(data),
-            action="create" if place.status is None else "modify",
+            action="create" if location.status is None else "modify",
             sync=True,
         )
         with admission as permit:
-            put(place, data, temporary, overwrite=overwrite, permit=permit)
+            put(location, data, temporary, overwrite=overwrite, permit=permit)
             admission.written = len(data)
             admission.details = {"size": len(data)}
 
@@ -242,10 +242,10 @@ def operation_of(word: str) -> Operation:
         raise UsageError(f"there is no operation {word!r}; use one of {', '.join(Operation)}") from None
 
 
-def _question(operation: Operation, place: Place) -> tuple[Request, Context]:
-    """Return the request and the context of a change of `place`, without its content."""
-    kind = _KINDS.get(operation, place.kind)
-    status = place.status
+def _question(operation: Operation, location: Location) -> tuple[Request, Context]:
+    """Return the request and the context of a change of `location`, without its content."""
+    kind = _KINDS.get(operation, location.kind)
+    status = location.status
     context = Context(
         mode=MODE if operation in _OF_CONTENT and status is None else -1,
         leaves=operation is Operation.DELETE_FILE or (operation is Operation.RENAME and status is not None),
@@ -253,4 +253,4 @@ def _question(operation: Operation, place: Place) -> tuple[Request, Context]:
         foreign_names=status.st_nlink - 1 if status is not None and operation not in _OF_CONTENT else 0,
         privileged=os.geteuid() == 0,
     )
-    return Request(operation, place.path, kind), context
+    return Request(operation, location.path, kind), context

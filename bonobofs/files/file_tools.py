@@ -57,7 +57,7 @@ class FileTools(Closing):
         self._session: Final = session
         self._authorizer: Final[Authorizer] = session.guard
         self._change_lock: Final = session.change_lock
-        self._workspace: Final = Workspace(Path(session.session.source), session.place)
+        self._workspace: Final = Workspace(Path(session.session.source), session.access_path)
         self._reader: Final = WorkspaceReader(self._workspace, lambda: self._authorizer.policy, seconds)
         self._files: Final = FileGuard(session, tool=True)
 

@@ -66,7 +66,7 @@ class GuardedSession(Protocol):
         """The state directory."""
 
     @property
-    def place(self) -> str:
+    def access_path(self) -> str:
         """Path by which to open the source. It is not the source's own path if that leads elsewhere by now."""
 
     @property

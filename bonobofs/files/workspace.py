@@ -52,11 +52,11 @@ def _moved(path: str) -> OSError:
 class Workspace:
     """An open directory. `close` closes the descriptor, or else the last reference to this object does."""
 
-    def __init__(self, root: Path, place: str = "") -> None:
-        """Open the directory. `root` is absolute and without symlinks; `place` is the path to open, if another one."""
+    def __init__(self, root: Path, access_path: str = "") -> None:
+        """Open the directory. `root` is absolute and without symlinks. `access_path`: open this path instead."""
         self.root: Final = root
         self._boundary: Final = boundary_of(str(root))
-        self.descriptor = os.open(place or root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self.descriptor = os.open(access_path or root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._close: Final = weakref.finalize(self, os.close, self.descriptor)
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class Workspace:
                 return WorkspacePath(_text(candidate.relative_to(self.root)))
         return WorkspacePath(str(pure))
 
-    def locate(self, path: WorkspacePath, *, follow: bool) -> Place | None:
+    def locate(self, path: WorkspacePath, *, follow: bool) -> Location | None:
         """Resolve a path and open its directory. Returns None if a symlink leads out of the workspace.
 
         `follow`: also follow a symlink in the last component. Raises OSError, ESTALE if the path changes meanwhile.
@@ -99,7 +99,7 @@ class Workspace:
             if expected is None or not os.path.samestat(expected, real.status):
                 raise _moved(path)
             status = None if missing else _lstat(directory, name) if name else expected
-            return Place(self, directory, parent, missing, name, status)
+            return Location(self, directory, parent, missing, name, status)
         except BaseException:
             os.close(directory)
             raise
@@ -137,7 +137,7 @@ class _Real(NamedTuple):
     rest: tuple[str, ...]
 
 
-class Place:
+class Location:
     """A name in a directory. The directory stays open until the end of a `with` block."""
 
     def __init__(

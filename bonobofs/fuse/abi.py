@@ -321,7 +321,7 @@ def readable(attr: bytes) -> bytes:
     return ATTR.pack(*values)
 
 
-def believed_for(seconds: int, entry: bytes) -> bytes:
+def with_cache_timeout(seconds: int, entry: bytes) -> bytes:
     """The same `fuse_entry_out` with a cache timeout in seconds for name and attributes."""
     return ENTRY_OUT.pack(*ENTRY_OUT.unpack_from(entry)[:2], seconds, seconds, 0, 0) + entry[ENTRY_OUT.size :]
 

@@ -83,7 +83,7 @@ class AttrOps:
         fields = p.SETATTR_IN.unpack_from(body)
         valid: int = fields[0]
         known = None if valid & ~(_TIMES | _ATIME_NOW | _MTIME_NOW) else self._mount.nodes.get(header.node_id)
-        if known is not None and known.store.place:
+        if known is not None and known.store.prefix:
             return self._refresh_object(known)
         node = self._mount.node_to_change(
             header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES)
@@ -91,7 +91,7 @@ class AttrOps:
         st = node.store.stat(node, changing=True)
         self._mount.check_external(node, st)
         # Bytes that the truncation frees; st_blocks counts units of 512.
-        is_long = bool(valid & _SIZE) and self._mount.is_long(min(st.st_size - fields[3], st.st_blocks * 512))
+        in_thread = bool(valid & _SIZE) and self._mount.needs_thread(min(st.st_size - fields[3], st.st_blocks * 512))
         path, kind = self._mount.path(node), kind_of(st.st_mode)
         changes = _attribute_changes(self._mount.layer_context(node), kind, st, valid, fields)
         if not changes:
@@ -106,7 +106,7 @@ class AttrOps:
             self._layers.check_quota(header, request, node.ino, fields[3])
         admission = self._mount.authorize(header, request, *permits, details=_details(valid, fields), layer=node.layer)
         steps = self._set_attributes(header, node, st, valid, fields, admission, path)
-        return steps if is_long else finished(steps)
+        return steps if in_thread else finished(steps)
 
     def _refresh_object(self, node: Node) -> Reply:
         """Answer git, which updates the times of an existing object of the source instead of storing it again.
@@ -245,7 +245,7 @@ class AttrOps:
         node = self._mount.attribute_node(self._mount.node(header.node_id))
         if name.startswith(_WHY_NAME):
             return _sized_reply(self._why_name(header, name[len(_WHY_NAME) :]), size)
-        if (node.has_no_xattrs and name == _CAPABILITY) or (node.store.place and name != WHY):
+        if (node.has_no_xattrs and name == _CAPABILITY) or (node.store.prefix and name != WHY):
             raise OSError(errno.ENODATA, "")  # the kernel requests it before the first write to each file
         value = self._why(node, self._mount.path(node)) if name == WHY else node.store.get_xattr(node, name)
         return _sized_reply(value, size)
@@ -253,7 +253,7 @@ class AttrOps:
     def explain(self, document: dict[str, Any]) -> dict[str, Any]:
         """Answer EXPLAIN: the decision, and the operation that it is about. OSError: the path cannot be looked up."""
         change = decode_planned_change(document)
-        user = os.geteuid() if self._mount.repository is None else self._mount.repository.person.uid
+        user = os.geteuid() if self._mount.repository is None else self._mount.repository.user.uid
         with self._looked_up(Header(p.ROOT_ID, user, 0, 0, 0), change.path.rstrip("/")) as node:
             request, decision = self._explain(node, change)
         return {"operation": request.operation, **encode_decision(decision)}
@@ -302,8 +302,8 @@ class AttrOps:
         if node is not None and node.kind in (Kind.FILE, Kind.SYMLINK):
             in_source = node.layer is not Layer.STAGED
             arriving = self._staged.arriving_change(node, arriving.request, in_source=in_source)
-        verdict = self._mount.enforcer.explain(arriving.request, arriving.context, change.role, arriving.head)
-        decisions = [decision, verdict]
+        arrival = self._mount.enforcer.explain(arriving.request, arriving.context, change.role, arriving.head)
+        decisions = [decision, arrival]
         return request, decide_move(request.path, request.operation, decisions)
 
     def _why(self, node: Node | None, path: WorkspacePath) -> bytes:
@@ -330,7 +330,7 @@ class AttrOps:
         if header.node_id >= virtual_dir.FIRST_ID:
             return _sized_reply(b"", size)
         node = self._mount.attribute_node(self._mount.node(header.node_id))
-        found = [] if node.store.place else node.store.list_xattrs(node)
+        found = [] if node.store.prefix else node.store.list_xattrs(node)
         if header.uid != 0:
             found = [name for name in found if not name.startswith("trusted.")]
         return _sized_reply(b"".join(os.fsencode(name) + b"\0" for name in found), size)

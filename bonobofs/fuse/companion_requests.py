@@ -42,7 +42,7 @@ from bonobofs.state.sessions import PARTLY, WATCHING, Live, PolicyMark, write_li
 
 _NO_COMPANION: Final = "no process watches it"
 _KEEPS_ENDING: Final = (
-    "the process that watches has ended {} times in a row and is started again in {:.0f} s; look at server.log in the "
+    "the companion has ended {} times in a row and is started again in {:.0f} s; look at server.log in the "
     "session's directory"
 )
 _LEASES_NO_COMPANION: Final = "the process that follows them has ended"
@@ -207,9 +207,9 @@ class RemoteAuthorization:
         return {"denied": denied}
 
     def _grant(self, request: Document) -> Document:
-        stage = self.fds.pop()
-        assert os.fstat(stage).st_ino == request["stage"]
-        self._grants.begin(request["grant"], stage, request["at"], request["size"])
+        buffer = self.fds.pop()
+        assert os.fstat(buffer).st_ino == request["buffer"]
+        self._grants.begin(request["grant"], buffer, request["at"], request["size"])
         return {}
 
     def _revoke(self, request: Document) -> Document:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 START_SECONDS: Final = 12.0
 """Seconds that a mount waits until its source is watched."""
 _END_SECONDS: Final = 1.0
-_ENDED: Final = "the process that watches has ended; another is being started"
-_NO_COMPANION: Final = "it was mounted without the process that watches"
+_ENDED: Final = "the companion has ended; another is being started"
+_NO_COMPANION: Final = "it was mounted without the companion"
 _HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE)
 _DELAYS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds until a restart, by the number of deaths in a row; the last holds for all further deaths."""
@@ -193,7 +193,7 @@ def _run_program(
         for standard in (0, 1):
             os.dup2(null, standard)
         syscalls.close_all_but({0, 1, 2, channel, *fds})
-        syscalls.set_process_name(b"bonobofs-beside")
+        syscalls.set_process_name(b"bfs-companion")
         gc.enable()  # the server switches collection off
         sys.path += program.packages
         status = import_module(program.module).main(channel)
@@ -249,7 +249,7 @@ def await_ready(config: SessionConfig, start: EarlyStart) -> tuple[CompanionProc
     companion = start.companion
     if companion is None:
         reason = start.failure.strerror if start.failure is not None else ""
-        status = CompanionStatus(f"the process that watches cannot be started: {reason}")
+        status = CompanionStatus(f"the companion cannot be started: {reason}")
     else:
         status = companion.await_status()
     if status.refused:
@@ -299,7 +299,7 @@ class CompanionSupervisor:
             if not self._requests.on_readable() and self._fd >= 0:
                 self._transport.remove_reader(self._fd)
                 self._fd = -1
-                self._bury()
+                self._end_companion()
         except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
             self._diagnostics.failed("a message of the companion", error)
 
@@ -321,7 +321,7 @@ class CompanionSupervisor:
                 self._requests.attach(self._companion)
                 self.listen()
 
-    def _bury(self) -> None:
+    def _end_companion(self) -> None:
         companion, self._companion = self._companion, None
         if companion is None:
             return

@@ -173,8 +173,8 @@ class CreateOps:
         self._mount.check_external(node, st)
         if node.parent is None:
             raise os_error(errno.ENOENT)
-        place = node.store.directory(node.parent), node.name, st
-        change = self._mount.arriving_change(Operation.LINK, self._mount.join(parent, name), *place)
+        existing = node.store.directory(node.parent), node.name, st
+        change = self._mount.arriving_change(Operation.LINK, self._mount.join(parent, name), *existing)
         old = change._replace(request=change.request._replace(path=self._mount.path(node)))
         new = change.request
         permits = [self._mount.permit(header, each) for each in (change, old)]

@@ -47,9 +47,9 @@ def _write(text: str) -> None:
 
 def _places(traceback: TracebackType | None) -> str:
     # The traceback module would open the source files.
-    places = []
+    frames = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        places.append(f"{Path(code.co_filename).name}:{traceback.tb_lineno} {code.co_name}")
+        frames.append(f"{Path(code.co_filename).name}:{traceback.tb_lineno} {code.co_name}")
         traceback = traceback.tb_next
-    return " > ".join(places)
+    return " > ".join(frames)

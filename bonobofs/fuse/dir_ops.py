@@ -75,7 +75,7 @@ class DirOps:
         if self._mount.grants.hidden:
             entries = [entry for entry in entries if not self._mount.is_hidden(node, entry[3])]
         if self._mount.enforcer.policy.secrets:
-            entries = [entry for entry in entries if entry[3] in _DOTS or not self._mount.is_secret(node, entry[3])]
+            entries = [entry for entry in entries if entry[3] in _DOTS or not self._mount.hide_secret(node, entry[3])]
         if upper_dir is None:
             return entries
         shown = []
@@ -124,7 +124,7 @@ class DirOps:
             if upper_dir is not None and name in upper_dir.names:
                 is_private = name == GIT and node.id == p.ROOT_ID and repository is not None and repository.shared
                 return _DOT_ENTRY if is_private else self._layers.upper_entry(upper_dir, name)
-            if node.layer and self._mirror.is_mirrored(node, name):
+            if node.layer and self._mirror.update_mirrored(node, name):
                 return _DOT_ENTRY  # each lookup updates it
             return self._mount.entry(node, name, os.stat(name, dir_fd=node.fd, follow_symlinks=False))
         except OSError:
@@ -135,27 +135,27 @@ class DirOps:
         source's own.
         """
         after = cookie if is_behind(cookie) else 0
-        places: list[tuple[int, bytes, Node | None]] = []
+        positions: list[tuple[int, bytes, Node | None]] = []
         if self._mount.temp_files.directories:
-            places += self._mount.temp_files.listing(self._mount.path(node), after)
+            positions += self._mount.temp_files.listing(self._mount.path(node), after)
         upper_dir = self._mount.overlay.upper_dir(node)
         if upper_dir is not None:
             # Another process may have created the name in the source meanwhile. Then it is listed at its position
             # there.
             directory = node.store.directory(node)
-            places += [
-                (place, name, None)
-                for name, place in upper_dir.names.items()
-                if place > after and not inode_number(directory, name)
+            positions += [
+                (position, name, None)
+                for name, position in upper_dir.names.items()
+                if position > after and not inode_number(directory, name)
             ]
-            places.sort(key=_place)
-        for place, name, staged in places:
+            positions.sort(key=_position)
+        for position, name, staged in positions:
             if staged is not None:
                 st = staged.store.stat(staged)
             else:
                 assert upper_dir is not None
                 st = self._mount.overlay.store.stat_entry(upper_dir.node, name)
-            yield st.st_ino, place, st.st_mode >> 12, name
+            yield st.st_ino, position, st.st_mode >> 12, name
 
     def _pack_virtual(self, node_id: int, cookie: int, *, plus: bool) -> bytes:
         if node_id != virtual_dir.DIRECTORY_ID:
@@ -174,5 +174,5 @@ def is_behind(cookie: int) -> bool:
     return FIRST_COOKIE < cookie < LAST_COOKIE
 
 
-def _place(entry: tuple[int, bytes, Node | None]) -> int:
+def _position(entry: tuple[int, bytes, Node | None]) -> int:
     return entry[0]

@@ -281,12 +281,12 @@ class ExternalChanges:
 
     def _stat_name(self, directory: Node | None, path: bytes, name: bytes) -> os.stat_result | None:
         """Return the stat of the name. Try the directory's path in the node table, then the path from the watcher."""
-        places = [path]
+        paths = [path]
         if directory is not None:
             own_path = os.fsencode(self._inodes.path(directory))
             if own_path != path:
-                places.insert(0, own_path)
-        for above in places:
+                paths.insert(0, own_path)
+        for above in paths:
             try:
                 full = b"%s/%s" % (above, name) if above and name else above or name or b"."
                 return self._source.stat_below(full)

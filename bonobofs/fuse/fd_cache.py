@@ -60,15 +60,15 @@ class FdCache:
     """Descriptors for the thread that closes large removed files; None until it is started."""
 
     def __init__(
-        self, root: int, inodes: InodeTable, *, cache: int, pins: int, layer: Layer = Layer.SOURCE, place: str = ""
+        self, root: int, inodes: InodeTable, *, cache: int, pins: int, layer: Layer = Layer.SOURCE, prefix: str = ""
     ) -> None:
         """Take an open descriptor of the root. `cache` is the maximum of cached descriptors.
 
-        `pins` is the maximum of descriptors of nodes without a name, which are kept until FORGET. `place` is the path
+        `pins` is the maximum of descriptors of nodes without a name, which are kept until FORGET. `prefix` is the path
         at which the mount shows the root of this layer.
         """
         self.layer: Final = layer
-        self.place: Final = WorkspacePath(place)
+        self.prefix: Final = WorkspacePath(prefix)
         self.ino_offset: Final = inodes.add_layer()
         """Offset between the inode numbers of this layer and those of its nodes."""
         self.root: Final = root
@@ -137,7 +137,7 @@ class FdCache:
             try:
                 st = os.stat(node.name, dir_fd=self.directory(node.parent, changing=changing), follow_symlinks=False)
             except FileNotFoundError:
-                if not changing and self._keeps_removed(node):
+                if not changing and self._keep_removed(node):
                     return os.fstat(node.fd)
                 raise self._stale(node) from None
             except PermissionError:
@@ -148,7 +148,7 @@ class FdCache:
         if not self._is_node(node, st):
             if node.mounted_over:
                 return st
-            if not changing and self._keeps_removed(node):
+            if not changing and self._keep_removed(node):
                 return os.fstat(node.fd)
             raise self._stale(node)
         # A new inode has a new change time, so a node with the known fingerprint is still the same inode.
@@ -203,7 +203,7 @@ class FdCache:
     def _path(self, node: Node) -> bytes:
         """Return the directory's path below the root of this layer."""
         path = self._inodes.path(node).encode("utf-8", "surrogateescape")
-        return path[len(self.place) + 1 :] if self.place else path
+        return path[len(self.prefix) + 1 :] if self.prefix else path
 
     def _stat_path(self, node: Node, *, strict: bool = False) -> os.stat_result:
         """Return the stat of the directory's path.
@@ -331,21 +331,21 @@ class FdCache:
         except PermissionError:
             return  # this user may no longer search the directory; programs that have the file open continue
         except FileNotFoundError:
-            if reading and self._keeps_removed(node):
+            if reading and self._keep_removed(node):
                 return
             raise self._stale(node) from None
         if not self._is_node(node, st):
-            if reading and self._keeps_removed(node):
+            if reading and self._keep_removed(node):
                 return
             self._close_cached(node)
             raise self._stale(node)
         node.checked = self.now
 
-    def _keeps_removed(self, node: Node) -> bool:
-        """Whether the file was removed or replaced externally while a descriptor is open.
+    def _keep_removed(self, node: Node) -> bool:
+        """Keep the descriptor of a file that was removed or replaced externally. Return False for any other file.
 
-        If it was, detach the node and keep the descriptor until FORGET, so that programs read the old file to its end.
-        A file that still has a name was moved, perhaps under other rules, and does not count.
+        The node is detached and its descriptor kept until FORGET, so that programs read the old file to its end. A file
+        that still has a name was moved, perhaps under other rules, and does not count.
         """
         if node.kind is not Kind.FILE or node.fd < 0 or self.is_full or os.fstat(node.fd).st_nlink:
             return False

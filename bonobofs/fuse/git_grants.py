@@ -50,14 +50,14 @@ def file_state(st: os.stat_result) -> FileState:
 
 
 class Grant(NamedTuple):
-    """A path that a command may bring in. Its content is `size` bytes at `offset` of the file `stage`."""
+    """A path that a command may bring in. Its content is `size` bytes at `offset` of the file `buffer`."""
 
     number: int
     mode: int
     """Mode in the published tree."""
     before: FileState | None
     """State of the source's file; None if there is none."""
-    stage: int
+    buffer: int
     offset: int
     size: int
 
@@ -73,18 +73,18 @@ class GitGrants:
         """Paths that git has removed and not yet created again. The source still has them."""
         self._directories: Final[dict[str, int]] = {}
         """Directories above the granted paths, with the number of the last command that needs them."""
-        self._stages: Final[dict[int, int]] = {}
+        self._buffers: Final[dict[int, int]] = {}
         """Descriptors of the content, by the number of the command."""
 
-    def begin(self, number: int, stage: int, position: int, length: int) -> None:
-        """Grant files to the command `number`. `end` closes the file `stage`, which has their content.
+    def begin(self, number: int, buffer: int, position: int, length: int) -> None:
+        """Grant files to the command `number`. `end` closes the file `buffer`, which has their content.
 
         Its part of `length` bytes at `position` is the list of the files in JSON: path, mode, offset, size, and
         file state or null.
         """
-        self._stages[number] = stage
-        for path, mode, offset, size, before in json.loads(os.pread(stage, length, position)):
-            self.files[path] = Grant(number, mode, before and tuple(before), stage, offset, size)
+        self._buffers[number] = buffer
+        for path, mode, offset, size, before in json.loads(os.pread(buffer, length, position)):
+            self.files[path] = Grant(number, mode, before and tuple(before), buffer, offset, size)
             self.published.discard(path)
             above = path.rpartition("/")[0]
             while above:
@@ -106,18 +106,18 @@ class GitGrants:
                 self.hidden.discard(path)
         for above in [above for above, last in self._directories.items() if last == number]:
             del self._directories[above]
-        if (stage := self._stages.pop(number, -1)) >= 0:
-            os.close(stage)
+        if (buffer := self._buffers.pop(number, -1)) >= 0:
+            os.close(buffer)
         return taken
 
     def end_all(self) -> list[str]:
         """End the grants of all commands. Return the paths that have the published content."""
-        return [path for number in list(self._stages) for path in self.end(number)]
+        return [path for number in list(self._buffers) for path in self.end(number)]
 
-    def admits(self, request: Request, st: os.stat_result | None) -> bool:
-        """Whether the request removes a granted file `st`, or creates or removes a directory above a granted path.
+    def accept_change(self, request: Request, st: os.stat_result | None) -> bool:
+        """Accept the removal of a granted file `st`, and the creation or removal of a directory above a granted path.
 
-        The kernel removes only an empty directory.
+        Return False for any other request. The kernel removes only an empty directory.
         """
         if request.operation is Operation.MKDIR or request.operation is Operation.RMDIR:
             return request.path in self._directories
@@ -127,8 +127,8 @@ class GitGrants:
         self.published.add(request.path)
         return True
 
-    def hides(self, path: WorkspacePath, st: os.stat_result) -> bool:
-        """Hide the name in the mount if its removal is the first half of a granted replacement; return whether so."""
+    def hide_replaced(self, path: WorkspacePath, st: os.stat_result) -> bool:
+        """Hide the name in the mount if its removal is the first half of a granted replacement. False: it is not."""
         grant = self.files.get(path)
         if grant is None or grant.mode == GONE or path in self.published or path in self.hidden:
             return False
@@ -156,7 +156,7 @@ class GrantOps:
         self, header: Header, request: Request, context: Context | Permit = NO_FACTS, st: os.stat_result | None = None
     ) -> Admission:
         """Return the admission of a change of a name. `st` is the file that a removal removes."""
-        if self._mount.grants.files and self._mount.grants.admits(request, st):
+        if self._mount.grants.files and self._mount.grants.accept_change(request, st):
             return self._mount.enforcer.authorize_published(request, self._mount.caller(header))
         return self._mount.authorize(header, request, context, layer=None)
 
@@ -175,9 +175,9 @@ class GrantOps:
             create = partial(store.create, directory, temporary, mode, permit)
             fd = self._mount.run_as(header, groups, umask | stat.S_IWOTH, create)
             self._mount.own_effects.note_name(parent.ino, temporary, 0)
-            stage = os.dup(grant.stage)  # the command may end meanwhile
+            buffer = os.dup(grant.buffer)  # the command may end meanwhile
             try:
-                for call in store.fill(fd, stage, grant.offset, grant.size, permit):
+                for call in store.fill(fd, buffer, grant.offset, grant.size, permit):
                     job = LongCall(call)
                     yield job
                     job.check()
@@ -188,7 +188,7 @@ class GrantOps:
                     store.unlink(store.directory(parent, changing=True), temporary, permit)
                 raise
             finally:
-                os.close(stage)
+                os.close(buffer)
         st = os.fstat(fd)
         reply = self._mount.entry(parent, name, st, created=True)
         node = self._mount.inodes.find(st.st_ino + store.ino_offset)
@@ -201,7 +201,7 @@ class GrantOps:
     ) -> bool:
         """Create a granted symlink. False: there is no grant, or it has another target."""
         grant = self.grant_at(parent, name)
-        if grant is None or grant.mode != SYMLINK or os.pread(grant.stage, grant.size, grant.offset) != target:
+        if grant is None or grant.mode != SYMLINK or os.pread(grant.buffer, grant.size, grant.offset) != target:
             return False
         request = Request(Operation.SYMLINK, self._mount.join(parent, name), Kind.SYMLINK)
         temporary, details = stray_name().encode(), {"target": os.fsdecode(target)}

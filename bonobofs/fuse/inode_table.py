@@ -120,7 +120,7 @@ class InodeTable:
         know.
         """
         if ROOT_ID in self.by_id:
-            return self.add_nameless(number, Kind.DIRECTORY, store.place, store)
+            return self.add_nameless(number, Kind.DIRECTORY, store.prefix, store)
         node = Node(ROOT_ID, number, None, b"", Kind.DIRECTORY, store)
         node.lookups = 1
         self.by_id[ROOT_ID] = self._by_ino[number] = node

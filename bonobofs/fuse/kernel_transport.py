@@ -89,19 +89,19 @@ def mount(
     """
     path = Path(mountpoint)
     try:
-        place = mounts.open_directory(path)
+        mountpoint_fd = mounts.open_directory(path)
     except OSError as error:
         raise MountError(f"the mountpoint {mountpoint} cannot be opened ({error.strerror}); mount again") from error
     try:
-        if expected is not None and mounts.identity(place) != tuple(expected):
+        if expected is not None and mounts.identity(mountpoint_fd) != tuple(expected):
             raise MountError(f"the mountpoint {mountpoint} was replaced while it was checked; mount again")
         before = mounts.bonobofs_mounts()
         if os.geteuid() == 0:
-            fd = _mount_as_root(source, place, mountpoint, root, allow_other=allow_other, devices=devices)
+            fd = _mount_as_root(source, mountpoint_fd, mountpoint, root, allow_other=allow_other, devices=devices)
         else:
             fd = _mount_as_user(source, mountpoint, allow_other=allow_other)
     finally:
-        os.close(place)
+        os.close(mountpoint_fd)
     created = mounts.bonobofs_mounts()
     for mount_before in before:
         with suppress(ValueError):
@@ -115,7 +115,9 @@ def mount(
     raise MountError(f"the mountpoint {mountpoint} was replaced during the mount; nothing is mounted; mount again")
 
 
-def _mount_as_root(source: str, place: int, mountpoint: str, root: int, *, allow_other: bool, devices: bool) -> int:
+def _mount_as_root(
+    source: str, mountpoint_fd: int, mountpoint: str, root: int, *, allow_other: bool, devices: bool
+) -> int:
     try:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -130,7 +132,7 @@ def _mount_as_root(source: str, place: int, mountpoint: str, root: int, *, allow
     if source_flags & os.ST_NODEV or not devices:
         flags |= _MS_NODEV
     try:
-        target = f"/proc/self/fd/{place}".encode()
+        target = f"/proc/self/fd/{mountpoint_fd}".encode()
         syscalls.mount(os.fsencode(source), target, b"fuse.bonobofs", flags, options.encode())
     except OSError as error:
         os.close(fd)

@@ -51,9 +51,9 @@ class LayerStore(FdCache):
     """All reads and changes of one layer. Used by one thread."""
 
     def __init__(
-        self, root: int, inodes: InodeTable, *, cache: int, pins: int, layer: Layer = Layer.SOURCE, place: str = ""
+        self, root: int, inodes: InodeTable, *, cache: int, pins: int, layer: Layer = Layer.SOURCE, prefix: str = ""
     ) -> None:
-        super().__init__(root, inodes, cache=cache, pins=pins, layer=layer, place=place)
+        super().__init__(root, inodes, cache=cache, pins=pins, layer=layer, prefix=prefix)
         self.top: Final = inodes.add_root(os.fstat(root).st_ino + self.ino_offset, self)
         self.top.fd = root
         self.top.access = R
@@ -288,10 +288,10 @@ class LayerStore(FdCache):
         os.fchmod(fd, mode)
         return fd
 
-    def fill(self, fd: int, stage: int, at: int, length: int, permit: Permit) -> Iterator[Callable[[], object]]:
-        """Yield the system calls that copy `length` bytes, from offset `at` of the file `stage`, to an empty file."""
+    def fill(self, fd: int, buffer: int, at: int, length: int, permit: Permit) -> Iterator[Callable[[], object]]:
+        """Yield the system calls that copy `length` bytes, from offset `at` of the file `buffer`, to an empty file."""
         while (done := os.lseek(fd, 0, os.SEEK_CUR)) < length:
-            yield partial(os.sendfile, fd, stage, at + done, min(length - done, _MOST_SENT))
+            yield partial(os.sendfile, fd, buffer, at + done, min(length - done, _MOST_SENT))
             if os.lseek(fd, 0, os.SEEK_CUR) == done:
                 raise os_error(errno.EIO)
 
@@ -310,9 +310,9 @@ class LayerStore(FdCache):
                 raise os_error(errno.ENFILE) from error
             raise
 
-    def create_nameless_symlink(self, place: str, target: bytes, owner: tuple[int, int], permit: Permit) -> int:
-        """Create a symlink in the directory `place`, remove its name, and return an O_PATH descriptor."""
-        path = os.path.join(place, stray_name())
+    def create_nameless_symlink(self, prefix: str, target: bytes, owner: tuple[int, int], permit: Permit) -> int:
+        """Create a symlink in the directory `prefix`, remove its name, and return an O_PATH descriptor."""
+        path = os.path.join(prefix, stray_name())
         os.symlink(target, path)
         try:
             if self.privileged:
@@ -456,12 +456,12 @@ class LayerStore(FdCache):
         """Remove a directory with all its contents."""
         remove_tree(directory, name)
 
-    def rename(self, source: int, old: bytes, target: int, new: bytes, flags: int, permit: Permit) -> None:
+    def rename(self, old_dir: int, old: bytes, new_dir: int, new: bytes, flags: int, permit: Permit) -> None:
         """Rename, with the flags of renameat2(2)."""
         if flags:
-            syscalls.renameat2(source, old, target, new, flags)
+            syscalls.renameat2(old_dir, old, new_dir, new, flags)
         else:
-            os.rename(old, new, src_dir_fd=source, dst_dir_fd=target)
+            os.rename(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir)
 
     def write(self, fd: int, data: memoryview, offset: int, permit: Permit) -> int:
         """Write at the offset and return the number of bytes written."""

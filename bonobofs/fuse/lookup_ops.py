@@ -70,19 +70,19 @@ class LookupOps:
             return self._entry_for_user(header, entry, parent, name)
         if self._mount.is_hidden(parent, name):
             return _HIDDEN
-        mirrored = self._mirror.is_mirrored(parent, name)
+        mirrored = self._mirror.update_mirrored(parent, name)
         for _ in range(_LOOKS):
             try:
                 st = parent.store.stat_entry(parent, name)
             except FileNotFoundError:
-                if mirrored or parent.store.place:
+                if mirrored or parent.store.prefix:
                     raise
                 return self._mount.no_entry
-            if (name == HIDDEN and parent.store.place) or self._mount.is_secret(parent, name, header):
+            if (name == HIDDEN and parent.store.prefix) or self._mount.hide_secret(parent, name, header):
                 raise os_error(errno.ENOENT)
             reply = self._mount.entry(parent, name, st)
             if mirrored:
-                return p.believed_for(0, reply)
+                return p.with_cache_timeout(0, reply)
             if not self._mount.external_changes.may_be_replaced(parent, name, st) or self._open_early(parent, st):
                 return reply
         raise stale()
@@ -107,7 +107,7 @@ class LookupOps:
         if not self._mount.repository.is_seen(header.uid):
             self._mount.forget_node(p.NODE_ID.unpack_from(entry)[0], 1)
             entry = self._mount.entry(parent, GIT, parent.store.stat_entry(parent, GIT))
-        return p.believed_for(0, entry)
+        return p.with_cache_timeout(0, entry)
 
     def _store_entry(self, header: Header, node_id: int, name: bytes) -> bytes:
         """Return the entry of an object store in `.bonobofs`."""
@@ -168,7 +168,7 @@ class LookupOps:
         node = self._mount.node(header.node_id)
         st = node.store.recent_stat(node)
         self._mount.check_external(node, st)
-        return (_UNCACHED if node.store.place else self._mount.attr_times) + self._mount.attr(node, st)
+        return (_UNCACHED if node.store.prefix else self._mount.attr_times) + self._mount.attr(node, st)
 
     def _virtual_attr(self, node_id: int) -> bytes:
         try:

@@ -211,8 +211,8 @@ class MountContext:
     def _is_moving(self, path: str) -> bool:
         return any(is_within(WorkspacePath(path), tree) for tree in self.moving_trees)
 
-    def is_long(self, size: int) -> bool:
-        """Whether a change of `size` bytes is so large that a thread makes it. Busy: all threads are in use."""
+    def needs_thread(self, size: int) -> bool:
+        """Return whether a thread makes a change of `size` bytes. Busy: all threads are in use."""
         if size > INLINE and len(self.external_changes.thread_changes) >= _IN_THREADS:
             raise Busy
         return size > INLINE
@@ -263,9 +263,9 @@ class MountContext:
         `created`: the mount has just created the file.
         """
         store = parent.store
-        if store.place:
+        if store.prefix:
             # Only directories of loose objects are cached: each object is looked up in one. git gc may remove the rest.
-            return p.believed_for(
+            return p.with_cache_timeout(
                 UNWATCHED_SECONDS if len(name) == _FAN_OUT else UNCACHED_SECONDS, self._known_entry(parent, name, st)
             )
         return self._known_entry(parent, name, st, created=created)
@@ -298,10 +298,10 @@ class MountContext:
         """Whether git has removed the name and will create it again."""
         return bool(self.grants.hidden) and self.join(parent, name) in self.grants.hidden
 
-    def is_secret(self, parent: Node, name: bytes, reader: Header | None = None) -> bool:
-        """Whether the policy hides this name of the source. If it does, record a denial for `reader`, unless None."""
+    def hide_secret(self, parent: Node, name: bytes, reader: Header | None = None) -> bool:
+        """Return whether the policy hides this name of the source. If so, and `reader` is given, record a denial."""
         policy = self.enforcer.policy
-        if not policy.secrets or parent.layer or parent.store.place:
+        if not policy.secrets or parent.layer or parent.store.prefix:
             return False
         path = self.join(parent, name)
         refusal = policy.secret(path.split("/"))
@@ -340,7 +340,7 @@ class MountContext:
         """Return `fuse_attr` of the node as the mount shows it: with staged names, and with attributes from the upper
         directory.
         """
-        if node.store.place:
+        if node.store.prefix:
             return p.readable(p.pack_attr(st))
         if node.id == p.ROOT_ID and self.repository is not None:
             return self.repository.root_attr(self._overlay_attr(node, st), st)
@@ -405,15 +405,15 @@ class MountContext:
             if not leads:
                 self.inodes.drop_link(node.ino, parent, name)
             else:
-                verdict = self.enforcer.decide(Request(operation, self.join(parent, name)), context)
-                if isinstance(verdict, Permit):
+                decision = self.enforcer.decide(Request(operation, self.join(parent, name)), context)
+                if isinstance(decision, Permit):
                     # A scratch name promises that the source is unchanged, so a change of the source does not count as
                     # permitted there.
-                    good += node.layer is not Layer.SOURCE or not verdict.layer
+                    good += node.layer is not Layer.SOURCE or not decision.layer
                 else:
                     # If the own name is leased, the decision for it says so and names the holder.
                     path = self.path(node) if own is None else own
-                    good += verdict.code is Code.LEASED and self.join(parent, name) == path
+                    good += decision.code is Code.LEASED and self.join(parent, name) == path
         return context._replace(foreign_names=st.st_nlink - good)
 
     def layer_context(self, node: Node) -> Context:
@@ -453,7 +453,7 @@ class MountContext:
             raise os_error(errno.EXDEV)
         if self.repository is not None and self.repository.shared:
             self._check_repository(header, operation, parent, name)
-        if parent.parent is None and parent is not self.inodes.root and not parent.store.place:
+        if parent.parent is None and parent is not self.inodes.root and not parent.store.prefix:
             raise stale()  # removed or moved externally: it is no longer at its last path
         if self.moving_trees or self.external_changes.thread_changes:
             path = self.join(parent, name)

@@ -86,7 +86,7 @@ class Overlay:
         self.sizes: Final = sizes
         sizes.inodes = self._scratch_files
         sizes.ino_offset = store.ino_offset
-        self.room: Final = FreeSpace(store.root)
+        self.free_space: Final = FreeSpace(store.root)
         self._inodes: Final = inodes
         self._cookies: Final = cookies
 
@@ -254,11 +254,11 @@ class Overlay:
 
     # -- free space
 
-    def refusal(self, request: Request) -> Denied | None:
-        """Return the refusal of an operation for which the overlay has no space left, or None."""
+    def take_space(self, request: Request) -> Denied | None:
+        """Take the space of a new name, if the operation makes one. Return the refusal if there is too little."""
         if request.operation not in _GROWTH:
             return None
-        return self.sizes.refusal(request, more=NAME) or self.room.refusal(request, NAME, 1)
+        return self.sizes.refusal(request, more=NAME) or self.free_space.take(request, NAME, 1)
 
     # -- `.bonobofs/scratch`
 
@@ -310,7 +310,7 @@ class FreeSpace:
         """Bytes and inodes that may be taken before the free space is read again."""
         self._read = 0.0
 
-    def refusal(self, request: Request, size: int, names: int = 0) -> Denied | None:
+    def take(self, request: Request, size: int, names: int = 0) -> Denied | None:
         """Take `size` bytes and `names` inodes. Return the refusal if only the reserve has them."""
         self._bytes -= size
         self._names -= names

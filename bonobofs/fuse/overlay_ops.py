@@ -159,7 +159,7 @@ class OverlayOps:
             self.check_quota(header, request, node.ino, st.st_size, more=NAME)
         self._staged.check_state_disk(header, request, st.st_blocks * 512 + NAME, 1)
         self._staged.close_batch(node)
-        if not at_once and self._mount.is_long(min(st.st_size, st.st_blocks * 512)):
+        if not at_once and self._mount.needs_thread(min(st.st_size, st.st_blocks * 512)):
             raise Busy(self._copy_up_first(node, permit))
         finished(self._copy_up(node, permit))
         return node
@@ -189,8 +189,8 @@ class OverlayOps:
         if len(links) > MOST_NAMES:
             raise self._mount.deny(header, Denied(*denials.HARDLINK, request.path, request.operation))
         for parent, name in links:
-            verdict = self._mount.enforcer.decide(Request(request.operation, self._mount.join(parent, name)), EXISTS)
-            if isinstance(verdict, Permit) and verdict.layer is Layer.SCRATCH:
+            decision = self._mount.enforcer.decide(Request(request.operation, self._mount.join(parent, name)), EXISTS)
+            if isinstance(decision, Permit) and decision.layer is Layer.SCRATCH:
                 continue
             try:
                 leads = node.store.leads_to(parent, name, node)

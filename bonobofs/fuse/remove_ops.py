@@ -38,7 +38,7 @@ class RemoveOps:
         request = Request(Operation.DELETE_FILE, self._mount.join(parent, name), kind_of(st.st_mode))
         if self._mount.is_hidden(parent, name):
             raise os_error(errno.ENOENT)
-        if self._mount.grants.files and layer_dir is parent and self._mount.grants.hides(request.path, st):
+        if self._mount.grants.files and layer_dir is parent and self._mount.grants.hide_replaced(request.path, st):
             return NOTHING
         with self._grants.admission(header, request, LEAVES, st) as permit:
             remove = self._layers.removal(layer_dir, permit, layer_dir.store.unlink)
@@ -54,11 +54,11 @@ class RemoveOps:
         layer_dir, directory = self._layers.resolve_layer(parent, directory, name)
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
         request = Request(Operation.RMDIR, self._mount.join(parent, name), Kind.DIRECTORY)
-        verdict = self._mount.enforcer.decide(request, LEAVES)
-        by_default = isinstance(verdict, Denied) and verdict.code is Code.DEFAULT
+        decision = self._mount.enforcer.decide(request, LEAVES)
+        by_default = isinstance(decision, Denied) and decision.code is Code.DEFAULT
         if by_default and not layer_dir.layer and self._mount.source.has_names(directory, name):
             raise os_error(errno.ENOTEMPTY)  # git tries to remove it after each file; no denial is recorded
-        with self._grants.admission(header, request, verdict if isinstance(verdict, Permit) else LEAVES) as permit:
+        with self._grants.admission(header, request, decision if isinstance(decision, Permit) else LEAVES) as permit:
             self._layers.check_shown_empty(layer_dir, directory, name, request.path, permit)
             remove = self._layers.removal(layer_dir, permit, layer_dir.store.rmdir)
             node = self._mount.pin_for_removal(layer_dir, directory, name, st)

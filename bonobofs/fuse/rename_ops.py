@@ -48,54 +48,54 @@ class RenameOps:
         old, new = p.strings(body[form.size :], 2)
         if flags & ~(syscalls.RENAME_NOREPLACE | syscalls.RENAME_EXCHANGE):
             raise os_error(errno.EINVAL)
-        source = self._end(header, old)
+        origin = self._end(header, old)
         target = self._end(header if target_id == header.node_id else header._replace(node_id=target_id), new)
-        steps = self._rename_ends(header, source, target, flags)
-        ends = (source, target) if flags & syscalls.RENAME_EXCHANGE else (source,)
+        steps = self._rename_ends(header, origin, target, flags)
+        ends = (origin, target) if flags & syscalls.RENAME_EXCHANGE else (origin,)
         return steps if _moves_directory(ends) else finished(steps)
 
-    def _rename_ends(self, header: Header, source: End, target: End, flags: int) -> Steps:
+    def _rename_ends(self, header: Header, origin: End, target: End, flags: int) -> Steps:
         try:
-            if self._mount.temp_files.directories and self._staged.rename_staged(header, source, target, flags):
+            if self._mount.temp_files.directories and self._staged.rename_staged(header, origin, target, flags):
                 return NOTHING
-            if source.st is None:
+            if origin.st is None:
                 raise os_error(errno.ENOENT)
-            return (yield from self._rename_in_a_layer(header, source, target, flags))
+            return (yield from self._rename_in_a_layer(header, origin, target, flags))
         except OSError as error:
-            self._layers.show_cross_layer_denial(header, Operation.RENAME, source.path, error)
+            self._layers.show_cross_layer_denial(header, Operation.RENAME, origin.path, error)
             raise
 
-    def _rename_in_a_layer(self, header: Header, source: End, target: End, flags: int) -> Steps:
+    def _rename_in_a_layer(self, header: Header, origin: End, target: End, flags: int) -> Steps:
         """Rename in the source, or in the overlay if a permit is for the overlay or a directory is in it.
 
         EXDEV: the rename would cross layers (`_layer_of_move`).
         """
         exchange = bool(flags & syscalls.RENAME_EXCHANGE)
-        source, target, permits = yield from self._judge_move(header, source, target, exchange=exchange)
+        origin, target, permits = yield from self._judge_move(header, origin, target, exchange=exchange)
         details: dict[str, object] = {"to": target.path}
         if exchange:
             details["exchange"] = True
-        layer = self._layer_of_move(source, target, permits, exchange=exchange)
+        layer = self._layer_of_move(origin, target, permits, exchange=exchange)
         if layer:
-            source, target = self._ends_in_overlay(header, source, target, permits, flags)
+            origin, target = self._ends_in_overlay(header, origin, target, permits, flags)
         else:
-            self._check_source_ends(source, target, exchange=exchange)
-            if not exchange and target.st is not None and not _is_same_file(source, target):
+            self._check_source_ends(origin, target, exchange=exchange)
+            if not exchange and target.st is not None and not _is_same_file(origin, target):
                 details[REPLACES] = True
-        assert source.st is not None
-        request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
+        assert origin.st is not None
+        request = Request(Operation.RENAME, origin.path, kind_of(origin.st.st_mode))
         with self._mount.authorize(header, request, *permits, details=details, layer=layer) as permit:
-            self._move(source, target, flags, permit)
+            self._move(origin, target, flags, permit)
         return NOTHING
 
-    def _layer_of_move(self, source: End, target: End, permits: list[Permit], *, exchange: bool) -> Layer:
+    def _layer_of_move(self, origin: End, target: End, permits: list[Permit], *, exchange: bool) -> Layer:
         """Return the layer in which a rename is made. EXDEV: it would move more than a file of the source to the
         overlay, or only some of the permits are for the overlay.
         """
-        layers = {source.parent.layer, target.parent.layer, *[permit.layer for permit in permits]}
+        layers = {origin.parent.layer, target.parent.layer, *[permit.layer for permit in permits]}
         if layers == {Layer.SOURCE}:
             return Layer.SOURCE
-        for end in (source, target) if exchange else (source,):
+        for end in (origin, target) if exchange else (origin,):
             if not end.parent.layer and end.st is not None and not _can_be_copied(end.st):
                 raise self._not_moved(end)
         for permit in permits:
@@ -103,48 +103,48 @@ class RenameOps:
                 raise WrongLayerError(permit)
         return Layer.SCRATCH
 
-    def _check_source_ends(self, source: End, target: End, *, exchange: bool) -> None:
+    def _check_source_ends(self, origin: End, target: End, *, exchange: bool) -> None:
         """Raise EXDEV for an exchange of directories that have upper directories, EBUSY for one that is in use."""
-        ends = (source, target) if exchange else (source,)
+        ends = (origin, target) if exchange else (origin,)
         if exchange and any(next(self._mount.overlay.upper_dirs_below(end.path), None) for end in ends):
             raise os_error(errno.EXDEV)
         for end in ends:
             if end.st is not None and stat.S_ISDIR(end.st.st_mode) and self._mount.is_in_use(end.path):
                 raise os_error(errno.EBUSY)
 
-    def _move(self, source: End, target: End, flags: int, permit: Permit) -> None:
+    def _move(self, origin: End, target: End, flags: int, permit: Permit) -> None:
         """Rename in the layer of the permit. In the overlay, a file of the source under either name is hidden."""
-        exchange, same = bool(flags & syscalls.RENAME_EXCHANGE), _is_same_file(source, target)
-        st, replaced, place, store = source.st, target.st, target, self._mount.source
+        exchange, same = bool(flags & syscalls.RENAME_EXCHANGE), _is_same_file(origin, target)
+        st, replaced, upper_target, store = origin.st, target.st, target, self._mount.source
         assert st is not None
-        moved, other = self._mount.close_batch_of(source.parent, st), None
+        moved, other = self._mount.close_batch_of(origin.parent, st), None
         if replaced is not None and exchange:
             other = self._mount.close_batch_of(target.parent, replaced)
         elif replaced is not None and not same:
             other = self._pin_replaced(target, replaced, permit)
         if permit.layer:
-            place, store = self._upper_end(target, permit), self._mount.overlay.store
-        ends = source.directory, source.name, place.directory, target.name
+            upper_target, store = self._upper_end(target, permit), self._mount.overlay.store
+        ends = origin.directory, origin.name, upper_target.directory, target.name
         self._mount.unpin_on_failure(other, lambda: store.rename(*ends, flags, permit))
         if same:
             return
         if exchange and replaced is not None:
-            self._note_moved(other, place, source, replaced)
+            self._note_moved(other, upper_target, origin, replaced)
         else:
-            self._mount.mark_own_name(source.parent, source.name, 0)
+            self._mount.mark_own_name(origin.parent, origin.name, 0)
         if replaced is not None and not exchange:
             self._mount.after_unlink(other, target.parent, target.name, replaced)
-        self._note_moved(moved, source, place, st)
+        self._note_moved(moved, origin, upper_target, st)
         if permit.layer:
             if not exchange:
-                self._layers.hide_name(source.shown, source.name, permit)
-                self._layers.add_upper(target.shown, place.parent, target.name)
-                self._mount.overlay.sizes.add_names(source.path, -1)
+                self._layers.hide_name(origin.shown, origin.name, permit)
+                self._layers.add_upper(target.shown, upper_target.parent, target.name)
+                self._mount.overlay.sizes.add_names(origin.path, -1)
             self._layers.note_size(moved, target.path)
-            self._layers.note_size(other if exchange else None, source.path)
+            self._layers.note_size(other if exchange else None, origin.path)
         else:
-            self._staged.move_staged(source, target, exchange=exchange)
-            self._move_upper(source, target, permit, exchange=exchange)
+            self._staged.move_staged(origin, target, exchange=exchange)
+            self._move_upper(origin, target, permit, exchange=exchange)
 
     def _pin_replaced(self, target: End, replaced: os.stat_result, permit: Permit) -> Node | None:
         if stat.S_ISDIR(replaced.st_mode):
@@ -160,18 +160,18 @@ class RenameOps:
         return target._replace(parent=parent, directory=overlay.store.directory(parent, changing=True))
 
     def _ends_in_overlay(
-        self, header: Header, source: End, target: End, permits: list[Permit], flags: int
+        self, header: Header, origin: End, target: End, permits: list[Permit], flags: int
     ) -> tuple[End, End]:
         """Return the ends of a rename in the overlay, after the files of the source are copied up."""
         exchange = bool(flags & syscalls.RENAME_EXCHANGE)
         if flags & syscalls.RENAME_NOREPLACE and target.st is not None:
             raise os_error(errno.EEXIST)
-        at_once = _moves_directory((source, target))  # the checks of a directory hold in this slice only
-        source = self._copied_up_end(header, source, permits[0], at_once=at_once)
+        at_once = _moves_directory((origin, target))  # the checks of a directory hold in this slice only
+        origin = self._copied_up_end(header, origin, permits[0], at_once=at_once)
         if exchange:
             target = self._copied_up_end(header, target, permits[0], at_once=at_once)
-        self._check_moved_quota(header, source, target, exchange=exchange)
-        return source, target
+        self._check_moved_quota(header, origin, target, exchange=exchange)
+        return origin, target
 
     def _copied_up_end(self, header: Header, end: End, permit: Permit, *, at_once: bool) -> End:
         """Return the end after its file was copied up from the source."""
@@ -186,16 +186,16 @@ class RenameOps:
         st = os.stat(end.name, dir_fd=directory, follow_symlinks=False)
         return end._replace(parent=parent, directory=directory, st=st)
 
-    def _check_moved_quota(self, header: Header, source: End, target: End, *, exchange: bool) -> None:
+    def _check_moved_quota(self, header: Header, origin: End, target: End, *, exchange: bool) -> None:
         """Raise Refused if the move exceeds the quota of another [[scratch]].
 
         EXDEV for a directory that would change its quota.
         """
         policy = self._mount.enforcer.policy
-        old, new = policy.scratch_table(source.path), policy.scratch_table(target.path)
+        old, new = policy.scratch_table(origin.path), policy.scratch_table(target.path)
         if old is new or old is None or new is None:
             return
-        for end, path in ((source, target.path), (target, source.path))[: 2 if exchange else 1]:
+        for end, path in ((origin, target.path), (target, origin.path))[: 2 if exchange else 1]:
             assert end.st is not None
             if stat.S_ISDIR(end.st.st_mode):
                 raise CrossLayerError(denials.TWO_SCRATCH)
@@ -225,11 +225,11 @@ class RenameOps:
                         below = WorkspacePath(f"{joined(new_path, name)}/{each.path}")
                         yield _arriving_in_overlay(below, _leading(each.directory, each.name, each.st))
 
-    def _move_upper(self, source: End, target: End, permit: Permit, *, exchange: bool) -> None:
+    def _move_upper(self, origin: End, target: End, permit: Permit, *, exchange: bool) -> None:
         """Move the upper directories with their directory of the source, and remove that of the replaced one."""
         if self._mount.overlay.directories and not exchange:
             self._mount.overlay.remove_upper_dir(target.path, permit)
-            self._mount.overlay.move_upper_dir(target.parent, target.name, source.path, target.path, permit)
+            self._mount.overlay.move_upper_dir(target.parent, target.name, origin.path, target.path, permit)
 
     def _end(self, header: Header, name: bytes) -> End:
         parent, directory = self._mount.parent_to_change(header, Operation.RENAME, name)
@@ -242,7 +242,7 @@ class RenameOps:
         return End(parent, layer_dir, directory, name, self._mount.join(parent, name), st)
 
     def _judge_move(
-        self, header: Header, source: End, target: End, *, exchange: bool
+        self, header: Header, origin: End, target: End, *, exchange: bool
     ) -> Generator[None, None, tuple[End, End, list[Permit]]]:
         """Authorize everything that a rename moves. Return the two ends as they are afterwards, and their permits.
 
@@ -251,44 +251,44 @@ class RenameOps:
         the companion made a change. The caller renames in the slice of the last check, so nothing comes in between.
         EBUSY: the authorization was restarted too often.
         """
-        ends = (source, target) if exchange else (source,)
+        ends = (origin, target) if exchange else (origin,)
         if not _moves_directory(ends):
-            return source, target, self._judge_ends(header, source, target, exchange=exchange)
+            return origin, target, self._judge_ends(header, origin, target, exchange=exchange)
         for _ in range(_ATTEMPTS):
             request_number, state = self._mount.source.request_number, self._mount.enforcer.state
-            trees = [source.path, target.path]
+            trees = [origin.path, target.path]
             self._mount.moving_trees.extend(trees)
             try:
-                permits = self._judge_ends(header, source, target, exchange=exchange)
-                yield from self._judge_below(header, source, target, exchange=exchange)
+                permits = self._judge_ends(header, origin, target, exchange=exchange)
+                yield from self._judge_below(header, origin, target, exchange=exchange)
             finally:
                 for tree in trees:
                     self._mount.moving_trees.remove(tree)
             if request_number == self._mount.source.request_number:
-                return source, target, permits
-            before = source, target
-            source, target = [self._end(header._replace(node_id=end.shown.id), end.name) for end in before]
-            if source.st is None:
+                return origin, target, permits
+            before = origin, target
+            origin, target = [self._end(header._replace(node_id=end.shown.id), end.name) for end in before]
+            if origin.st is None:
                 raise os_error(errno.ENOENT)
-            if state == self._mount.enforcer.state and all(map(_is_same, before, (source, target))):
-                return source, target, self._judge_ends(header, source, target, exchange=exchange)
+            if state == self._mount.enforcer.state and all(map(_is_same, before, (origin, target))):
+                return origin, target, self._judge_ends(header, origin, target, exchange=exchange)
         raise os_error(errno.EBUSY)
 
-    def _judge_ends(self, header: Header, source: End, target: End, *, exchange: bool) -> list[Permit]:
+    def _judge_ends(self, header: Header, origin: End, target: End, *, exchange: bool) -> list[Permit]:
         """Return the permits for the names of the two ends. The first is for the old name."""
-        assert source.st is not None
-        leaving = RelatedChange(Request(Operation.RENAME, source.path, kind_of(source.st.st_mode)), LEAVES)
-        changes = [leaving, self._arriving_end(source, source.st, target.path)]
+        assert origin.st is not None
+        leaving = RelatedChange(Request(Operation.RENAME, origin.path, kind_of(origin.st.st_mode)), LEAVES)
+        changes = [leaving, self._arriving_end(origin, origin.st, target.path)]
         if target.st is not None:
             context = LEAVES if exchange else EXISTS
             changes.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(target.st.st_mode)), context))
             if exchange:
-                changes.append(self._arriving_end(target, target.st, source.path))
+                changes.append(self._arriving_end(target, target.st, origin.path))
         return [self._mount.permit(header, each) for each in changes]
 
-    def _judge_below(self, header: Header, source: End, target: End, *, exchange: bool) -> Iterator[None]:
+    def _judge_below(self, header: Header, origin: End, target: End, *, exchange: bool) -> Iterator[None]:
         """Authorize what is below the moved directories, and yield where other requests may be served."""
-        moved = ((source, target.path), (target, source.path)) if exchange else ((source, target.path),)
+        moved = ((origin, target.path), (target, origin.path)) if exchange else ((origin, target.path),)
         wrong_layer: End | None = None
         try:
             for end, path in moved:
@@ -302,7 +302,7 @@ class RenameOps:
         except Refused:
             raise
         except OSError as error:
-            self._note_failure(header, source, target, error)
+            self._note_failure(header, origin, target, error)
             raise
         if wrong_layer is not None:
             raise self._not_moved(wrong_layer)
@@ -312,10 +312,10 @@ class RenameOps:
         is_scratch = not end.parent.layer and self._mount.enforcer.policy.scratch_table(end.path)
         return CrossLayerError(denials.OF_SOURCE if is_scratch else denials.ELSEWHERE)
 
-    def _note_failure(self, header: Header, source: End, target: End, error: OSError) -> None:
+    def _note_failure(self, header: Header, origin: End, target: End, error: OSError) -> None:
         """Record that a directory could not be read, so that nothing was moved."""
-        assert source.st is not None
-        request = Request(Operation.RENAME, source.path, kind_of(source.st.st_mode))
+        assert origin.st is not None
+        request = Request(Operation.RENAME, origin.path, kind_of(origin.st.st_mode))
         self._mount.enforcer.record_call(
             request,
             LEAVES,
@@ -383,9 +383,9 @@ def _can_be_copied(st: os.stat_result) -> bool:
     return stat.S_ISREG(st.st_mode) or stat.S_ISLNK(st.st_mode)
 
 
-def _is_same_file(source: End, target: End) -> bool:
+def _is_same_file(origin: End, target: End) -> bool:
     """Whether both names lead to one file, which renameat2(2) leaves as it is."""
-    st, replaced = source.st, target.st
+    st, replaced = origin.st, target.st
     return st is not None and replaced is not None and os.path.samestat(st, replaced)
 
 

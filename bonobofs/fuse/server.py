@@ -153,7 +153,7 @@ class MountServer:
         top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         store = LayerStore(top, inodes, cache=min(limit // 8, _MAX_CACHED), pins=limit // 16, layer=Layer.SCRATCH)
         scratch = Overlay(store, inodes, OverlayUsage(lambda: self._enforcer.policy), cookies)
-        self._enforcer.room = scratch.refusal
+        self._enforcer.take_space = scratch.take_space
         return TempFiles(str(directory), limit // 2, cookies), scratch
 
     def _repository(self, inodes: InodeTable, limit: int) -> SessionGitDir | None:
@@ -165,9 +165,9 @@ class MountServer:
         for number, path in enumerate(config.stores):
             name = f"objects-{number}" if number else "objects"
             top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            place = os.fsdecode(VIRTUAL) + f"/{name}"
+            prefix = os.fsdecode(VIRTUAL) + f"/{name}"
             cache, pins = min(limit // 32, _MAX_CACHED), limit // 64
-            stores[name.encode()] = LayerStore(top, inodes, cache=cache, pins=pins, layer=Layer.SCRATCH, place=place)
+            stores[name.encode()] = LayerStore(top, inodes, cache=cache, pins=pins, layer=Layer.SCRATCH, prefix=prefix)
         user = SessionUser(config.uid, config.gid, tuple(config.groups))
         common = os.open(config.common, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return SessionGitDir(self._backing, stores, common, user, shared=self._config.allow_other)

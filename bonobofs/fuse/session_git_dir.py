@@ -58,7 +58,7 @@ class SessionGitDir:
     """The session's `.git` and the object stores of the source, as one mount shows them."""
 
     def __init__(
-        self, root: LayerStore, stores: dict[bytes, LayerStore], common: int, person: SessionUser, *, shared: bool
+        self, root: LayerStore, stores: dict[bytes, LayerStore], common: int, user: SessionUser, *, shared: bool
     ) -> None:
         """`stores` are the object stores by their names in `.bonobofs`. `common` is a descriptor of the source's refs
         directory.
@@ -69,11 +69,11 @@ class SessionGitDir:
         self.common: Final = common
         self.shared: Final = shared
         self._root: Final = root
-        self.person: Final = person
+        self.user: Final = user
 
     def is_seen(self, uid: int) -> bool:
         """Whether this user sees the session's repository. Other users see the source's."""
-        return not self.shared or uid == self.person.uid
+        return not self.shared or uid == self.user.uid
 
     def is_borrowed(self, uid: int, st: os.stat_result) -> bool:
         """Whether this user is the owner of the root only because the mount shows it so."""
@@ -84,19 +84,19 @@ class SessionGitDir:
 
         Returns `attr` unchanged if the root has an ACL, which would give this user the owner's rights.
         """
-        if st.st_uid == self.person.uid:
+        if st.st_uid == self.user.uid:
             return attr
         try:
             os.getxattr(self._root.root, _ACL)
         except OSError as error:
             if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
                 raise
-            return p.with_owner(attr, self.person.uid, self._rights())
+            return p.with_owner(attr, self.user.uid, self._rights())
         return attr
 
     def _rights(self) -> int:
         try:
-            self._root.act_as(*self.person, 0)
+            self._root.act_as(*self.user, 0)
             return sum(
                 right
                 for right in (os.R_OK, os.W_OK, os.X_OK)
@@ -210,8 +210,8 @@ class BranchMirrorOps:
         self._branches = SourceBranches(common)
         self._mirrored: dict[str, bytes | None] = {}
 
-    def is_mirrored(self, parent: Node, name: bytes) -> bool:
-        """Whether the name is a protected branch. If it is, first update it to the source's value."""
+    def update_mirrored(self, parent: Node, name: bytes) -> bool:
+        """Update the name to the source's value if it is a protected branch. Return whether it is one."""
         if self._branches is None or not parent.layer:
             return False
         path = self._mount.join(parent, name)
@@ -241,7 +241,7 @@ class BranchMirrorOps:
     def _as_person(self) -> Iterator[None]:
         """Create files as the session's user, who owns the repository."""
         assert self._mount.repository is not None
-        self._mount.source.act_as(*self._mount.repository.person, 0)
+        self._mount.source.act_as(*self._mount.repository.user, 0)
         try:
             yield
         finally:

@@ -50,13 +50,13 @@ class StagedName(NamedTuple):
 class TempFiles:
     """The staged names, by directory and name."""
 
-    def __init__(self, place: str, most: int, cookies: count[int]) -> None:
-        """`place` is a directory of the session, `most` the maximum of staged files, each of which keeps a descriptor
-        open.
+    def __init__(self, directory_path: str, most: int, cookies: count[int]) -> None:
+        """`directory_path` is a directory of the session. `most` is the maximum of staged files; each
+        keeps a descriptor open.
 
         `cookies` numbers the entries that a listing shows after the source's own.
         """
-        self.place: Final = place
+        self.directory_path: Final = directory_path
         self._most: Final = most
         self.directories: Final[dict[WorkspacePath, dict[bytes, StagedName]]] = {}
         self._paths: Final[dict[int, list[WorkspacePath]]] = {}
@@ -207,7 +207,7 @@ class TempFileOps:
 
     def check_state_disk(self, header: Header, request: Request, size: int, names: int = 0) -> None:
         """Raise Refused if the state directory's disk has no space for so many bytes and inodes."""
-        denied = self._mount.overlay.room.refusal(request, size, names)
+        denied = self._mount.overlay.free_space.take(request, size, names)
         if denied is not None:
             raise self._mount.deny(header, denied)
 
@@ -227,7 +227,7 @@ class TempFileOps:
         request = Request(Operation.SYMLINK, self._mount.join(parent, name), Kind.SYMLINK)
         self.check_state_disk(header, request, NAME, 1)  # it is stored in the session's directory
         fd = self._mount.source.create_nameless_symlink(
-            self._mount.temp_files.place, target, (header.uid, header.gid), permit
+            self._mount.temp_files.directory_path, target, (header.uid, header.gid), permit
         )
         return self._add_staged(above, name, Kind.SYMLINK, _SYMLINKS | os.fstat(fd).st_ino, fd)
 
@@ -311,9 +311,9 @@ class TempFileOps:
 
     # -- renames
 
-    def rename_staged(self, header: Header, source: End, target: End, flags: int) -> bool:
+    def rename_staged(self, header: Header, origin: End, target: End, flags: int) -> bool:
         """Rename a staged name. False: neither name is staged."""
-        moving, replaced = self.staged_at(source.parent, source.name), self.staged_at(target.parent, target.name)
+        moving, replaced = self.staged_at(origin.parent, origin.name), self.staged_at(target.parent, target.name)
         taken = replaced is not None or target.st is not None
         if moving is None and replaced is None:
             return False
@@ -329,47 +329,47 @@ class TempFileOps:
         self.close_batch(moving)
         in_source, staged = replaced is None and target.st is not None, replaced is not None
         if in_source and target.st is not None and target.st.st_ino == moving.ino:
-            self._discard(source.parent, source.name)  # a link was published under this name before
+            self._discard(origin.parent, origin.name)  # a link was published under this name before
             return True
         request = Request(Operation.RENAME, target.path, moving.kind)
         permit = self._mount.permit(header, self.arriving_change(moving, request, in_source=in_source, staged=staged))
         if permit.layer is Layer.STAGED:
             self._rename_among_staged(
-                header, moving, source, target, permit, exchange=bool(flags & syscalls.RENAME_EXCHANGE)
+                header, moving, origin, target, permit, exchange=bool(flags & syscalls.RENAME_EXCHANGE)
             )
         else:
-            self._publish(header, moving, source, target, request, permit)
+            self._publish(header, moving, origin, target, request, permit)
         return True
 
     def _rename_among_staged(
-        self, header: Header, node: Node, source: End, target: End, appears: Permit, *, exchange: bool
+        self, header: Header, node: Node, origin: End, target: End, appears: Permit, *, exchange: bool
     ) -> None:
-        old = Request(Operation.RENAME, source.path, node.kind)
+        old = Request(Operation.RENAME, origin.path, node.kind)
         details = {"to": target.path, "exchange": True} if exchange else {"to": target.path}
         with self._mount.authorize(header, old, _GOES, appears, details=details, layer=Layer.STAGED):
-            above, below = self._mount.path(source.parent), self._mount.path(target.parent)
+            above, below = self._mount.path(origin.parent), self._mount.path(target.parent)
             replaced = self.staged_at(target.parent, target.name)
             if exchange and replaced is not None:
                 self.close_batch(replaced)
-                self._mount.temp_files.exchange(above, source.name, below, target.name)
+                self._mount.temp_files.exchange(above, origin.name, below, target.name)
                 return
             if replaced is not None:
                 self.close_batch(replaced)
                 self._discard(target.parent, target.name)
             self._mount.temp_files.add(below, target.name, node)
-            self._mount.temp_files.drop(above, source.name)
+            self._mount.temp_files.drop(above, origin.name)
 
-    def _publish(self, header: Header, node: Node, source: End, target: End, request: Request, permit: Permit) -> None:
+    def _publish(self, header: Header, node: Node, origin: End, target: End, request: Request, permit: Permit) -> None:
         """Rename a staged file into the source, in one step: after a kill at any point, the target is the old file or
         the new one.
 
         The audit entry has the target's path, which is what changes in the source.
         """
         replaced = target.st
-        changes = [RelatedChange(Request(Operation.RENAME, source.path, node.kind), _GOES, Layer.STAGED)]
+        changes = [RelatedChange(Request(Operation.RENAME, origin.path, node.kind), _GOES, Layer.STAGED)]
         if replaced is not None:
             changes.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(replaced.st_mode)), EXISTS))
-        details: dict[str, object] = {"from": source.path}
+        details: dict[str, object] = {"from": origin.path}
         temporary = stray_name() if replaced is not None or node.kind is Kind.SYMLINK else ""
         if temporary:
             details[BY] = temporary
@@ -391,7 +391,7 @@ class TempFileOps:
         if temporary:
             self._mount.own_effects.note_name(target.parent.ino, temporary.encode(), 0)
         self._mount.mark_own_change(node)
-        self._discard(source.parent, source.name)
+        self._discard(origin.parent, origin.name)
 
     def _pin_replaced(self, target: End, replaced: os.stat_result) -> Node | None:
         try:
@@ -414,12 +414,12 @@ class TempFileOps:
         self._mount.inodes.rename(node, target.parent, target.name)
         self._mount.notifications.inode(node.id, -1, 0)
 
-    def move_staged(self, source: End, target: End, *, exchange: bool) -> None:
+    def move_staged(self, origin: End, target: End, *, exchange: bool) -> None:
         """Move the staged names below a moved directory. A staged name that it replaces is discarded."""
         if self._mount.temp_files.directories:
             if self.staged_at(target.parent, target.name) is not None:
                 self._discard(target.parent, target.name)
-            self._mount.temp_files.move(source.path, target.path, exchange=exchange)
+            self._mount.temp_files.move(origin.path, target.path, exchange=exchange)
 
     def staged_changes(self, origin: End, path: WorkspacePath) -> Iterator[RelatedChange]:
         """Yield the changes of all staged names below a moved directory: each leaves one path and appears at

@@ -190,7 +190,7 @@ class WriteOps:
 
     def _fallocate(self, header: Header, body: memoryview) -> Reply:
         _, offset, length, mode, _ = p.FALLOCATE_IN.unpack_from(body)
-        is_long = self._mount.is_long(length)
+        in_thread = self._mount.needs_thread(length)
         node = self._mount.node_to_change(header, Operation.ALLOCATE)
         st = self._stat_content(node, W)
         # Blocks kept beyond the end count too: they take the space of a larger file.
@@ -223,7 +223,7 @@ class WriteOps:
                 node.fingerprint = fingerprint_of(os.fstat(own))
             return NOTHING
 
-        return steps() if is_long else finished(steps())
+        return steps() if in_thread else finished(steps())
 
     def _stat_content(self, node: Node, need: int) -> os.stat_result:
         """Open a file whose content will change, verify its name, and return its stat."""
@@ -244,7 +244,7 @@ class WriteOps:
         st = self._stat_content(target, need)
         source_fd = source.store.file(source, R)
         length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0), _MOST_COPIED)
-        is_long = self._mount.is_long(length)
+        in_thread = self._mount.needs_thread(length)
         request, st, permit = self._resolve_content(
             header,
             target,
@@ -275,7 +275,7 @@ class WriteOps:
                 target.fingerprint = fingerprint_of(os.fstat(new))
             return pack(copied)
 
-        return steps() if is_long else finished(steps())
+        return steps() if in_thread else finished(steps())
 
 
 def _allocated(st: os.stat_result, offset: int, length: int) -> int:

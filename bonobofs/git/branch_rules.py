@@ -173,7 +173,7 @@ SUBMODULE: Final = RuleRefusal(
     "The source has no such commit of the submodule, or .gitmodules names a place outside of the workspace.",
     "Leave the submodule as it is, or ask the operator.",
 )
-STAGED: Final = RuleRefusal(
+INDEX_CHANGED: Final = RuleRefusal(
     Code.GIT,
     "git.staged",
     "The operator has staged changes in this checkout that the switch would overwrite.",

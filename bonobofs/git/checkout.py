@@ -177,20 +177,20 @@ class Checkout:
 
     def new_objects(self) -> list[Path]:
         """Return the new loose objects, relative to the object directory."""
-        return [place.relative_to(self.objects) for place in self.objects.glob("??/*")]
+        return [location.relative_to(self.objects) for location in self.objects.glob("??/*")]
 
     def give_new_files_to_owner(self, branch: str, objects: Iterable[Path] = ()) -> None:
         """If we are root, chown the files that were written for a branch to the owner of the repository."""
         common = self.repository.common_dir
         owner = os.stat(common)
-        made = {common / "objects" / above for place in objects for above in (place, place.parent)}
+        made = {common / "objects" / above for location in objects for above in (location, location.parent)}
         made.add(self.source / "logs/HEAD")
         for top in (common, common / "logs"):
-            place = top / BRANCHES / branch
-            made |= {place, *(above for above in place.parents if above.is_relative_to(top))}
-        for place in made:
+            location = top / BRANCHES / branch
+            made |= {location, *(above for above in location.parents if above.is_relative_to(top))}
+        for location in made:
             with suppress(FileNotFoundError):
-                give_to_owner(place, owner)
+                give_to_owner(location, owner)
 
 
 @contextmanager
@@ -245,9 +245,9 @@ def check_rules(top: Path) -> None:
         if ".git" in names:
             names.remove(".git")
         for name in {".gitignore", ".gitattributes"}.intersection(files):
-            place = os.path.join(directory, name)
-            if os.path.exists(place) and not os.path.isfile(place):
-                path = os.path.relpath(place, top)
+            location = os.path.join(directory, name)
+            if os.path.exists(location) and not os.path.isfile(location):
+                path = os.path.relpath(location, top)
                 raise GitError(f"{path} is no file; remove it", kind="unsupported", paths=(path,))
 
 
@@ -265,10 +265,10 @@ def _make_room(directory: Path) -> tuple[Path, Journal]:
         return room, journal
 
 
-def give_to_owner(place: Path, owner: os.stat_result) -> None:
+def give_to_owner(location: Path, owner: os.stat_result) -> None:
     """If we are root, chown a file to the owner of the repository."""
     if os.geteuid() == 0 and owner.st_uid != 0:
-        os.chown(place, owner.st_uid, owner.st_gid, follow_symlinks=False)
+        os.chown(location, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def split_records(output: bytes) -> list[str]:
@@ -346,14 +346,14 @@ class TreeUpdate:
             finally:
                 owner = os.stat(checkout.root)
                 files = (checkout.root / os.fsdecode(one.path) for one in self.differences)
-                for place in (*missing, *files):
+                for location in (*missing, *files):
                     with suppress(FileNotFoundError, NotADirectoryError):
-                        give_to_owner(place, owner)
+                        give_to_owner(location, owner)
 
     def _missing_directories(self) -> set[Path]:
         """Return the directories that the update creates."""
-        above = (place for one in self.differences for place in Path(os.fsdecode(one.path)).parents[:-1])
-        return {self._checkout.root / place for place in above if not (self._checkout.root / place).is_dir()}
+        above = (location for one in self.differences for location in Path(os.fsdecode(one.path)).parents[:-1])
+        return {self._checkout.root / location for location in above if not (self._checkout.root / location).is_dir()}
 
     def _restore(self) -> None:
         """Bring the changed files back to the old commit."""
@@ -368,10 +368,10 @@ class TreeUpdate:
     def _is_in_the_way(self, path: str, leaving: set[str]) -> bool:
         """True if `path` is a file, or a directory with files not in `leaving`. Ignored files count."""
         root = self._checkout.root
-        place = root / path
-        if os.path.lexists(place) and (place.is_symlink() or not place.is_dir()):
+        location = root / path
+        if os.path.lexists(location) and (location.is_symlink() or not location.is_dir()):
             return path not in leaving
-        below = (Path(above, name) for above, _, names in os.walk(place) for name in names)
+        below = (Path(above, name) for above, _, names in os.walk(location) for name in names)
         return any(str(name.relative_to(root)) not in leaving for name in below)
 
 

@@ -178,7 +178,7 @@ class _Operation:
             PublishedBranches(session.home, checkout.repository.common_dir, session.guard.agent.id),
             objects=checkout.objects,
             journal=checkout.journal,
-            turn=session.change_lock,
+            lock=session.change_lock,
         )
 
         @contextmanager
@@ -258,7 +258,7 @@ class GitGuard(Closing):
         self._session: Final = session
         self._issue: Final = issue
         self.audit: Final[Log] = session.log
-        self._workspace: Final = Workspace(Path(session.session.source), session.place)
+        self._workspace: Final = Workspace(Path(session.session.source), session.access_path)
 
     @property
     def agent(self) -> str:
@@ -433,7 +433,7 @@ class GitGuard(Closing):
         judged = [one for one in update.differences if all(repository.entry(tip, one.path) != one.new for tip in tips)]
         changes = TreeChanges(repository, call.request.operation)
         call.demand(changes.refusal(judged))
-        return list(changes.parts(judged, old))
+        return list(changes.related(judged, old))
 
     def _check_files(self, call: _Operation, paths: Sequence[WorkspacePath]) -> None:
         """Judge each file by its path, kind and size before git reads it.
@@ -449,16 +449,16 @@ class GitGuard(Closing):
         tracked = call.checkout.tracked()
         for path in paths:
             try:
-                place = self._workspace.locate(path, follow=False)
+                location = self._workspace.locate(path, follow=False)
             except NotADirectoryError:  # a file has replaced its directory
                 kind, size, real = None, 0, path
             else:
-                if place is None:
+                if location is None:
                     call.demand(leads_outside(path, Operation.WRITE_FILE))
                     continue
-                with place:
-                    kind = None if place.status is None else place.kind
-                    size, real = 0 if place.status is None else place.status.st_size, place.path
+                with location:
+                    kind = None if location.status is None else location.kind
+                    size, real = 0 if location.status is None else location.status.st_size, location.path
             if kind is None:
                 call.demand_part(
                     RelatedChange(Request(Operation.DELETE_FILE, path), Context(leaves=True, in_source=True))

@@ -122,10 +122,10 @@ def _wait(real: str, arguments: list[str]) -> int:
 def _directory(line: Line) -> str:
     """Return the real path of git's working directory, or "" if it does not exist."""
     with suppress(OSError):
-        place = os.getcwd()
+        directory = os.getcwd()
         for option, value in zip(line.options, line.options[1:], strict=False):
-            place = os.path.join(place, value) if option == "-C" else place
-        return os.path.realpath(place, strict=True)
+            directory = os.path.join(directory, value) if option == "-C" else directory
+        return os.path.realpath(directory, strict=True)
     return ""
 
 

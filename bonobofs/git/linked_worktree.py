@@ -103,11 +103,11 @@ def unsaved(tree: Path, home: Path) -> Unsaved:
         there = {path for _, path in status if os.path.lexists(tree / path)}
         files = tuple(path for _, path in status if path in there)
         deleted = tuple(path for _, path in status if path not in there)
-        staged = {path: checkout.run("cat-file", "blob", f":{path}") for path in _staged_apart(status)}
+        staged = {path: checkout.run("cat-file", "blob", f":{path}") for path in _staged_only(status)}
         return Unsaved(files, staged, deleted, tuple(checkout.tracked()))
 
 
-def _staged_apart(status: list[tuple[str, str]]) -> Iterator[str]:
+def _staged_only(status: list[tuple[str, str]]) -> Iterator[str]:
     """Return the paths whose staged content differs from both HEAD and the file."""
     return (path for code, path in status if code[0] in "AMT" and code[1] != " ")
 

@@ -44,7 +44,7 @@ from bonobofs.policy.decision import Denied, Permit
 from bonobofs.policy.request import NO_FACTS, Operation, Request, WorkspacePath
 
 GUARD: Final = "git"
-_NO_TURN: Final = nullcontext()
+_NO_LOCK: Final = nullcontext()
 PUSH: Final = Caller("git push")
 MOST_UPDATES: Final = 100
 MOST_COMMITS: Final = 20_000
@@ -111,7 +111,7 @@ class _Move(NamedTuple):
     """A judged update, not yet made, and the changes of paths that the policy must permit."""
 
     published: Published
-    parts: list[RelatedChange]
+    related: list[RelatedChange]
 
 
 def sync_refs(common: Path, refs: Iterable[str]) -> None:
@@ -136,11 +136,11 @@ class Publisher:
         *,
         journal: Journal,
         objects: Path,
-        turn: AbstractContextManager[object] = _NO_TURN,
+        lock: AbstractContextManager[object] = _NO_LOCK,
     ) -> None:
         """`objects` is an object directory whose content is added to the source once the updates are authorized.
 
-        `repository` must have been opened with it. `turn` is a lock. It is held during each call of the authorizer, and
+        `repository` must have been opened with it. `lock` is a lock. It is held during each call of the authorizer, and
         from intent to outcome.
         """
         self._authorizer: Final = authorizer
@@ -148,7 +148,7 @@ class Publisher:
         self._branches: Final = branches
         self._objects: Final = objects
         self._journal: Final = journal
-        self._turn: Final = turn
+        self._lock: Final = lock
         self._rules: Final = rules_of(authorizer.policy.document)
         self._own: Final = identity(authorizer.agent, self._rules)
         self._tips: Final = repository.protected_tips(self._rules)
@@ -181,13 +181,13 @@ class Publisher:
             self._refuse(branch_rules.LIMIT.of(operation), caller)
         moves = [self._judge(update, issue, operation, caller) for update in updates]
         published = [move.published for move in moves]
-        parts = list(dict.fromkeys(part for move in moves for part in move.parts))
-        entry = {**self._recorded(published, parts), **({"issue": issue} if issue else {}), **(details or {})}
+        related = list(dict.fromkeys(part for move in moves for part in move.related))
+        entry = {**self._recorded(published, related), **({"issue": issue} if issue else {}), **(details or {})}
         entry[TOUCHES] = [".git/", *touches]
         request = Request(operation, WorkspacePath(""))
         authorize = self._authorizer.authorize
-        with self._turn:
-            admission = authorize(request, NO_FACTS, *parts, caller=caller, details=entry, guard=GUARD)
+        with self._lock:
+            admission = authorize(request, NO_FACTS, *related, caller=caller, details=entry, guard=GUARD)
             try:
                 failures = self._make(published, operation, follow, admission.permit)
             except BaseException as error:
@@ -248,8 +248,8 @@ class Publisher:
         kind = branch_rules.kind_of(context, merges=merges)
         resets = kind == UpdateKind.FORCE and not commits
         self._demand_role(Operation.RESET if resets else branch_rules.OPERATIONS[kind], caller)
-        parts = self._judge_commits(commits, context.current, new, issue, operation, caller) if new else []
-        return _Move(Published(ref, context.current, new, kind, tuple(commits)), parts)
+        related = self._judge_commits(commits, context.current, new, issue, operation, caller) if new else []
+        return _Move(Published(ref, context.current, new, kind, tuple(commits)), related)
 
     def _judge_tag(self, update: RefUpdate, issue: str | None, operation: Operation, caller: Caller) -> _Move:
         ref, old, new = update
@@ -266,8 +266,8 @@ class Publisher:
                 self._refuse(branch_rules.TAGGER.of(operation, about=f"Tag: {ref}."), caller)
             target = found[0]
         commits = self._new_commits(target, "", operation, caller)
-        parts = self._judge_commits(commits, "", target, issue, operation, caller)
-        return _Move(Published(ref, "", new, UpdateKind.TAG, tuple(commits)), parts)
+        related = self._judge_commits(commits, "", target, issue, operation, caller)
+        return _Move(Published(ref, "", new, UpdateKind.TAG, tuple(commits)), related)
 
     def _branch_facts(self, ref: str, old: str, new: str, operation: Operation, caller: Caller) -> BranchContext:
         name = ref[len(BRANCHES) :]
@@ -306,7 +306,7 @@ class Publisher:
             self._own, issue, int(time.time()), self._parent_time, lambda commit: self._originals(commit, roots)
         )
         changes = TreeChanges(self._repository, operation)
-        parts: list[RelatedChange] = []
+        related: list[RelatedChange] = []
         for oid in commits:
             commit = branch_rules.read_commit(oid, self._repository.bytes_of(oid))
             refusal = (
@@ -320,10 +320,10 @@ class Publisher:
             reaches = self._repository.reaches
             others = [each for each in commit.parents[1:] if any(reaches(tip, each) for tip in self._tips)]
             found = self._unpublished(self._repository.differences(first, oid), first, others)
-            parts += self._questions(changes, found, first, operation, caller, len(parts))
+            related += self._questions(changes, found, first, operation, caller, len(related))
         for before, found in self._wholes(current, tip):
-            parts += self._questions(changes, found, before, operation, caller, len(parts))
-        return parts
+            related += self._questions(changes, found, before, operation, caller, len(related))
+        return related
 
     def _wholes(self, current: str, tip: str) -> Iterator[tuple[str, Iterator[TreeDifference]]]:
         """Yield (base, differences) of the whole update: against the old tip and against protected branches."""
@@ -379,7 +379,7 @@ class Publisher:
         denied = changes.refusal(found)
         if denied is not None:
             self._refuse(denied, caller)
-        return list(changes.parts(found, before))
+        return list(changes.related(found, before))
 
     def _is_of_a_branch(self, commit: str, tip: str) -> bool:
         """True if a branch of the source already reaches the commit."""
@@ -408,23 +408,23 @@ class Publisher:
         return [context for context in found if self._repository.fingerprint(context.oid) == wanted]
 
     def _demand_role(self, operation: Operation, caller: Caller) -> None:
-        with self._turn:
-            verdict = self._authorizer.decide(Request(operation, WorkspacePath("")))
-        if isinstance(verdict, Denied):
-            self._refuse(verdict, caller)
+        with self._lock:
+            decision = self._authorizer.decide(Request(operation, WorkspacePath("")))
+        if isinstance(decision, Denied):
+            self._refuse(decision, caller)
 
     def _demand(self, refusal: RuleRefusal | None, operation: Operation, caller: Caller, about: str) -> None:
         if refusal is not None:
             self._refuse(refusal.of(operation, about=about), caller)
 
     def _refuse(self, denied: Denied, caller: Caller) -> NoReturn:
-        with self._turn:
+        with self._lock:
             raise self._authorizer.deny(denied, caller, guard=GUARD)
 
     # -- recording and making
 
-    def _recorded(self, published: Sequence[Published], parts: Sequence[RelatedChange]) -> dict[str, Any]:
-        paths = list(dict.fromkeys(part.request.path for part in parts))
+    def _recorded(self, published: Sequence[Published], related: Sequence[RelatedChange]) -> dict[str, Any]:
+        paths = list(dict.fromkeys(part.request.path for part in related))
         updates = [
             {**one._asdict(), "commits": list(one.commits[-_MOST_RECORDED:]), "count": len(one.commits)}
             for one in published

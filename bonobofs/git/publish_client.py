@@ -80,10 +80,10 @@ def _find_git_dir() -> str:
     named = os.environ.get("GIT_DIR")
     if named:
         return named
-    place = os.getcwd()
-    while not os.path.exists(f"{place}/.git") and place != "/":
-        place = os.path.dirname(place)
-    return f"{place}/.git"
+    directory = os.getcwd()
+    while not os.path.exists(f"{directory}/.git") and directory != "/":
+        directory = os.path.dirname(directory)
+    return f"{directory}/.git"
 
 
 def _quoted(text: str) -> bytes:

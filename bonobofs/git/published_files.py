@@ -25,15 +25,15 @@ NOT_PUBLISHED: Final = "no protected branch has this content there now"
 CHANGED: Final = "the file has changes that no commit has"
 
 
-class Stage:
+class PublishedContent:
     """Tips of the protected branches when the check began, and the file for the content."""
 
-    def __init__(self, repository: GitRepository, rules: BranchRules, stage: int) -> None:
-        """`stage` is the descriptor of the file for the content. The working directory must be the source."""
+    def __init__(self, repository: GitRepository, rules: BranchRules, buffer: int) -> None:
+        """`buffer` is a descriptor of the file that gets the content. The working directory must be the source."""
         self._repository: Final = repository
         self._tips: Final = repository.protected_tips(rules)
-        self._stage: Final = stage
-        self._places: Final[dict[str, tuple[int, int]]] = {}
+        self._buffer: Final = buffer
+        self._offsets: Final[dict[str, tuple[int, int]]] = {}
         self._end = 0
         self._root: Final = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -48,20 +48,20 @@ class Stage:
                 return True
         return False
 
-    def place(self, oid: str) -> tuple[int, int]:
+    def copy_content(self, oid: str) -> tuple[int, int]:
         """Return offset and size of a blob's content in the file. Write it there the first time."""
-        if oid not in self._places:
+        if oid not in self._offsets:
             content = self._repository.bytes_of(oid)
-            self._places[oid] = self._end, len(content)
+            self._offsets[oid] = self._end, len(content)
             self.write(content)
-        return self._places[oid]
+        return self._offsets[oid]
 
     def write(self, content: bytes) -> int:
         """Append to the file and return the offset."""
         at = self._end
         view = memoryview(content)
         while view:
-            view = view[os.write(self._stage, view) :]
+            view = view[os.write(self._buffer, view) :]
         self._end += len(content)
         return at
 
@@ -104,31 +104,31 @@ def prepare(repository: GitRepository, rules: BranchRules, descriptor: int, requ
         "refused": {path: reason}; "before": {path: [mode, blob id]} of the present files; "at" and "size": offset and
         bytes of the list for the server in the file.
     """
-    stage = Stage(repository, rules, descriptor)
+    content = PublishedContent(repository, rules, descriptor)
     try:
-        return _prepare(stage, request)
+        return _prepare(content, request)
     finally:
-        stage.close()
+        content.close()
 
 
-def _prepare(stage: Stage, request: dict[str, Any]) -> dict[str, Any]:
+def _prepare(content: PublishedContent, request: dict[str, Any]) -> dict[str, Any]:
     refused: dict[str, str] = {}
     replaced: dict[str, tuple[int, str]] = {}
     listed: list[tuple[str, int, int, int, list[int] | None]] = []
     for path, mode, oid in request["files"]:
         try:
-            mark, old_mode, old = stage.before(path)
+            mark, old_mode, old = content.before(path)
         except OSError as error:
             refused[path] = f"the file cannot be read: {error.strerror}"
             continue
         returns = request["returns"].get(path) == [mode, oid]
-        if mode != KEPT and not returns and (mode not in (0, *_MODES) or not stage.is_published(path, mode, oid)):
+        if mode != KEPT and not returns and (mode not in (0, *_MODES) or not content.is_published(path, mode, oid)):
             refused[path] = NOT_PUBLISHED
-        elif mode != KEPT and mark is not None and not (old and stage.has(old)):
+        elif mode != KEPT and mark is not None and not (old and content.has(old)):
             refused[path] = CHANGED
         else:
-            offset, size = stage.place(oid) if mode in _MODES else (0, 0)
+            offset, size = content.copy_content(oid) if mode in _MODES else (0, 0)
             listed.append((path, mode, offset, size, mark))
             replaced[path] = old_mode, old
     text = json.dumps(listed).encode()
-    return {"refused": refused, "before": replaced, "at": stage.write(text), "size": len(text)}
+    return {"refused": refused, "before": replaced, "at": content.write(text), "size": len(text)}

@@ -82,22 +82,22 @@ class BuiltRepository(NamedTuple):
 
 
 def build(
-    source: Path, place: Path, author: Author, protected: Sequence[str], socket: Path, owner: Owner
+    source: Path, git_dir: Path, author: Author, protected: Sequence[str], socket: Path, owner: Owner
 ) -> BuiltRepository:
-    """Make the repository at `place`, which must not exist. Raises GitError if the source's cannot be used.
+    """Make the repository at `git_dir`, which must not exist. Raises GitError if the source's cannot be used.
 
     `protected` lists names and patterns of branches that follow the source. `socket` is the session's guard socket.
     """
     try:
         builder = _Builder(author, protected, socket)
-        places = find_git_dirs(source)
-        builder.make(places, place, source)
-        for directory, _, names in os.walk(place):
+        dirs = find_git_dirs(source)
+        builder.make(dirs, git_dir, source)
+        for directory, _, names in os.walk(git_dir):
             for path in (directory, *(os.path.join(directory, name) for name in names)):
                 os.chown(path, *owner, follow_symlinks=False)
     except (OSError, ValueError) as error:
         raise GitError(f"the repository of {source} cannot be read: {error}", kind="unreadable") from error
-    return BuiltRepository(str(places.common), tuple(builder.stores), tuple(builder.notes))
+    return BuiltRepository(str(dirs.common), tuple(builder.stores), tuple(builder.notes))
 
 
 class _Builder:
@@ -111,28 +111,28 @@ class _Builder:
         # git runs it in a shell.
         self._client: Final = shlex.join([sys.executable, "-I", "-S", "-E", str(CLIENT), str(socket)])
 
-    def make(self, places: GitDirs, place: Path, source: Path | None, above: str = "../..") -> None:
-        """Make a repository at `place`. `above` leads from its objects to the mount's root. Submodule: no `source`."""
-        entries = configuration(places)
-        _check(places, entries)
+    def make(self, dirs: GitDirs, git_dir: Path, source: Path | None, above: str = "../..") -> None:
+        """Make a repository. `above` leads from its objects to the mount's root. A submodule has no `source`."""
+        entries = configuration(dirs)
+        _check(dirs, entries)
         for directory in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "info", "hooks/own", "logs"):
-            (place / directory).mkdir(parents=True)
-        self._write_config(place / "config", entries, is_submodule=source is None)
-        self._write_alternates(places.common / "objects", place, above)
-        _copy_all(places.common, place, "packed-refs", "refs", "logs/refs", "info", "shallow", "description")
-        shared = [path.name for path in places.private.glob("sharedindex.*")]
-        _copy_all(places.private, place, "HEAD", "index", *shared, "logs/HEAD", "info")
-        if not os.path.lexists(place / "HEAD"):
-            raise GitError(f"{places.private} has no HEAD", kind="unreadable")
+            (git_dir / directory).mkdir(parents=True)
+        self._write_config(git_dir / "config", entries, is_submodule=source is None)
+        self._write_alternates(dirs.common / "objects", git_dir, above)
+        _copy_all(dirs.common, git_dir, "packed-refs", "refs", "logs/refs", "info", "shallow", "description")
+        shared = [path.name for path in dirs.private.glob("sharedindex.*")]
+        _copy_all(dirs.private, git_dir, "HEAD", "index", *shared, "logs/HEAD", "info")
+        if not os.path.lexists(git_dir / "HEAD"):
+            raise GitError(f"{dirs.private} has no HEAD", kind="unreadable")
         if source is not None:
             if ("extensions.objectformat", "sha256") in entries:
                 self.notes.append("Git works in this mount, but cannot publish: the repository has SHA-256 objects.")
-            self._make_protected_loose(place)
-            self._write_hooks(places, place / "hooks", dict(entries).get("core.hookspath", ""), source)
-        modules = places.private / "modules"
+            self._make_protected_loose(git_dir)
+            self._write_hooks(dirs, git_dir / "hooks", dict(entries).get("core.hookspath", ""), source)
+        modules = dirs.private / "modules"
         for module in _modules(modules):
-            inner = place / "modules" / module.relative_to(modules)
-            self.make(GitDirs(module, module), inner, None, "../" * len(inner.relative_to(place).parts) + above)
+            inner = git_dir / "modules" / module.relative_to(modules)
+            self.make(GitDirs(module, module), inner, None, "../" * len(inner.relative_to(git_dir).parts) + above)
 
     def _write_config(self, path: Path, entries: list[tuple[str, str]], *, is_submodule: bool) -> None:
         kept = [
@@ -156,7 +156,7 @@ class _Builder:
             ]
         write_config(path, kept)
 
-    def _write_alternates(self, store: Path, place: Path, above: str) -> None:
+    def _write_alternates(self, store: Path, git_dir: Path, above: str) -> None:
         lines = []
         for each in all_stores(store):
             if each not in self.stores:
@@ -165,42 +165,42 @@ class _Builder:
             lines.append(f"{above}/.bonobofs/objects{f'-{number}' if number else ''}\n")
         if len(self.stores) > _MOST_STORES:
             raise GitError(f"it reads more than {_MOST_STORES} object stores", kind="unsupported")
-        (place / "objects/info/alternates").write_text("".join(lines))
+        (git_dir / "objects/info/alternates").write_text("".join(lines))
 
-    def _make_protected_loose(self, place: Path) -> None:
+    def _make_protected_loose(self, git_dir: Path) -> None:
         """Write a loose ref for each packed protected branch. The mount replaces it when the source's branch moves."""
-        packed = read_regular_file(place / "packed-refs") or b""
+        packed = read_regular_file(git_dir / "packed-refs") or b""
         for pattern in self._protected:
             for name, value in _packed_branches(packed, pattern):
-                path = place / "refs/heads" / name
+                path = git_dir / "refs/heads" / name
                 if not os.path.lexists(path):
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(value + b"\n")
 
-    def _write_hooks(self, places: GitDirs, place: Path, hooks_path: str, source: Path) -> None:
+    def _write_hooks(self, dirs: GitDirs, git_dir: Path, hooks_path: str, source: Path) -> None:
         """Copy the repository's hooks, or call those of core.hooksPath in place. Publication runs after them.
 
         git runs hooks at the top of the work tree.
         """
         for name in _HOOKS:
-            found = source / Path(hooks_path).expanduser() / name if hooks_path else places.common / "hooks" / name
+            found = source / Path(hooks_path).expanduser() / name if hooks_path else dirs.common / "hooks" / name
             own = ""
             if hooks_path or found.is_symlink():
                 found = Path(os.path.normpath(found) if hooks_path else os.path.realpath(found))
                 own = shlex.quote(os.path.relpath(found, source) if source in found.parents else str(found))
-            elif _copy(found, place / "own" / name):
+            elif _copy(found, git_dir / "own" / name):
                 own = f'"${{0%/*}}/own/{name}"'
             lines = [f'if [ -x {own} ]; then {own} "$@" || status=$?; fi'] if own else []
             lines += [f'{self._client} publish {name} "$@" </dev/null'] if name in _SERVICE_HOOKS else []
             if lines:
-                (place / name).write_text("\n".join(["#!/bin/sh", *lines, "exit ${status:-0}", ""]))
-                (place / name).chmod(0o755)
+                (git_dir / name).write_text("\n".join(["#!/bin/sh", *lines, "exit ${status:-0}", ""]))
+                (git_dir / name).chmod(0o755)
 
 
-def configuration(places: GitDirs) -> list[tuple[str, str]]:
+def configuration(dirs: GitDirs) -> list[tuple[str, str]]:
     """Return (key, value) of the repository's own files, in order. Keys are lower case except the subsection."""
     entries: list[tuple[str, str]] = []
-    for file in (places.common / "config", places.private / "config.worktree"):
+    for file in (dirs.common / "config", dirs.private / "config.worktree"):
         if file.name == "config" or (("extensions.worktreeconfig", "true") in entries and file.exists()):
             listed = os.fsdecode(run_git("config", "--file", file, "--no-includes", "--list", "-z", kind="unreadable"))
             pairs = (item.partition("\n") for item in listed.split("\0") if item)
@@ -208,7 +208,7 @@ def configuration(places: GitDirs) -> list[tuple[str, str]]:
     return entries
 
 
-def _check(places: GitDirs, entries: list[tuple[str, str]]) -> None:
+def _check(dirs: GitDirs, entries: list[tuple[str, str]]) -> None:
     """Raise GitError if the repository uses a format or extension that a session does not support."""
     for key, value in entries:
         section, _, name = key.partition(".")
@@ -219,8 +219,8 @@ def _check(places: GitDirs, entries: list[tuple[str, str]]) -> None:
         if section == "extensions" and name not in (*_EXTENSIONS, "refstorage"):
             raise GitError(f"it uses the extension {name}, which the service does not know", kind="unsupported")
     for name in ("refs", "objects"):
-        if not stat.S_ISDIR(os.lstat(places.common / name).st_mode):
-            raise GitError(f"{places.common / name} is a symlink; make it a directory", kind="unsupported")
+        if not stat.S_ISDIR(os.lstat(dirs.common / name).st_mode):
+            raise GitError(f"{dirs.common / name} is a symlink; make it a directory", kind="unsupported")
 
 
 def write_config(path: Path, entries: Sequence[tuple[str, str]]) -> None:
@@ -272,7 +272,7 @@ def _modules(directory: Path) -> Iterator[Path]:
             yield from _modules(path)
 
 
-def _copy_all(root: Path, place: Path, *names: str) -> None:
+def _copy_all(root: Path, target: Path, *names: str) -> None:
     """Copy files and directories. Copy a symlink only if its target is relative and has no `..`."""
     for name in names:
         top = root / name
@@ -280,11 +280,11 @@ def _copy_all(root: Path, place: Path, *names: str) -> None:
             shown = path.relative_to(root)
             if _NOT_COPIED.fullmatch(str(shown)) or not os.path.lexists(path):
                 continue
-            (place / shown).parent.mkdir(parents=True, exist_ok=True)
+            (target / shown).parent.mkdir(parents=True, exist_ok=True)
             if not path.is_symlink():
-                _copy(path, place / shown)
+                _copy(path, target / shown)
             elif not (text := path.readlink()).is_absolute() and ".." not in text.parts:
-                (place / shown).symlink_to(text)
+                (target / shown).symlink_to(text)
 
 
 def files(directory: Path) -> Iterator[Path]:
@@ -309,19 +309,19 @@ def read_regular_file(path: Path) -> bytes | None:
         return None
 
 
-def _copy(path: Path, place: Path) -> bool:
+def _copy(path: Path, target: Path) -> bool:
     """Copy a file with its times. Return False if it does not exist.
 
     git compares file times with the time of the index, so the copy of an index must keep its time.
     """
     try:
-        with open(path, "rb", opener=_no_symlink) as original, open(place, "wb") as copy:
+        with open(path, "rb", opener=_no_symlink) as original, open(target, "wb") as copy:
             shutil.copyfileobj(original, copy, 1 << 20)
             st = os.fstat(original.fileno())
             os.fchmod(copy.fileno(), 0o755 if st.st_mode & 0o100 else 0o644)
     except FileNotFoundError:
         return False
-    os.utime(place, ns=(st.st_atime_ns, st.st_mtime_ns))
+    os.utime(target, ns=(st.st_atime_ns, st.st_mtime_ns))
     return True
 
 
@@ -400,28 +400,28 @@ def operations_in_progress(git_dir: Path) -> list[str]:
     return [operation for name, operation in _OPERATIONS.items() if os.path.lexists(git_dir / name)]
 
 
-def _kept(home: Path, session: Session, place: Path) -> Kept | None:
+def _kept(home: Path, session: Session, git_dir: Path) -> Kept | None:
     """Move the repository to `kept/`, or return None if it has no work of its own."""
-    common = _disarm(place, Path(session.source))
-    branches = {name: count for name, tip in _own_tips(place, common).items() if (count := _missing(place, tip))}
-    stashes = len(_stashes(place) - _stashes(common))
-    operations = [f"{operation} in progress" for operation in operations_in_progress(place)]
+    common = _disarm(git_dir, Path(session.source))
+    branches = {name: count for name, tip in _own_tips(git_dir, common).items() if (count := _missing(git_dir, tip))}
+    stashes = len(_stashes(git_dir) - _stashes(common))
+    operations = [f"{operation} in progress" for operation in operations_in_progress(git_dir)]
     if not branches and not stashes and not operations:
         return None
     target = home / "kept" / session.session
     kept = Kept(session.session, session.agent, session.source, str(target), branches, stashes, operations)
-    (place / _NOTE).write_text(json.dumps(kept._asdict()))
+    (git_dir / _NOTE).write_text(json.dumps(kept._asdict()))
     target.parent.mkdir(mode=0o700, exist_ok=True)
-    os.rename(place, target)
+    os.rename(git_dir, target)
     return kept
 
 
-def _disarm(place: Path, source: Path) -> Path:
+def _disarm(git_dir: Path, source: Path) -> Path:
     """Remove hooks and configuration of the agent, chown to root if we are root, and return the source's ref directory.
 
     The repository has no symlink that leads out of it, because the mount refuses those.
     """
-    for path in (place / name for name in _ARMED):
+    for path in (git_dir / name for name in _ARMED):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -429,38 +429,38 @@ def _disarm(place: Path, source: Path) -> Path:
     common, entries, stores = source / ".git", list[tuple[str, str]](), list[str]()
     # If the source is gone, every tip of the session is kept.
     with contextlib.suppress(OSError, ValueError, GitError):
-        places = find_git_dirs(source)
-        common, stores = places.common, all_stores(places.common / "objects")
-        entries = [pair for pair in configuration(places) if pair[0].startswith("extensions.")]
+        dirs = find_git_dirs(source)
+        common, stores = dirs.common, all_stores(dirs.common / "objects")
+        entries = [pair for pair in configuration(dirs) if pair[0].startswith("extensions.")]
     version = ("core.repositoryformatversion", "1" if entries else "0")
-    write_config(place / "config", [version, ("core.bare", "true"), *entries])
-    (place / "objects/info").mkdir(parents=True, exist_ok=True)
-    (place / "objects/info/alternates").write_bytes(os.fsencode("".join(f"{store}\n" for store in stores)))
-    for above, _, names in os.walk(place) if os.geteuid() == 0 else ():
+    write_config(git_dir / "config", [version, ("core.bare", "true"), *entries])
+    (git_dir / "objects/info").mkdir(parents=True, exist_ok=True)
+    (git_dir / "objects/info/alternates").write_bytes(os.fsencode("".join(f"{store}\n" for store in stores)))
+    for above, _, names in os.walk(git_dir) if os.geteuid() == 0 else ():
         for each in (above, *(os.path.join(above, name) for name in names)):
             os.chown(each, 0, 0, follow_symlinks=False)
-    place.chmod(0o700)
+    git_dir.chmod(0o700)
     return common
 
 
-def _own_tips(place: Path, common: Path) -> dict[str, str]:
+def _own_tips(git_dir: Path, common: Path) -> dict[str, str]:
     """Return {branch: tip} of tips that may be the session's own objects and differ from the source's branch."""
-    heads, found = place / "refs/heads", dict[str, str]()
-    packs = any((place / "objects/pack").glob("*.pack"))
-    for path in (*files(heads), place / "HEAD"):
+    heads, found = git_dir / "refs/heads", dict[str, str]()
+    packs = any((git_dir / "objects/pack").glob("*.pack"))
+    for path in (*files(heads), git_dir / "HEAD"):
         name = os.path.relpath(path, heads) if heads in path.parents else "HEAD"
         value = read_regular_file(path) or b""
         tip = value.decode(errors="replace").strip()
-        own = packs or (place / "objects" / tip[:2] / tip[2:]).is_file()
+        own = packs or (git_dir / "objects" / tip[:2] / tip[2:]).is_file()
         if re.fullmatch("[0-9a-f]{40,64}", tip) and own and read_regular_file(common / "refs/heads" / name) != value:
             found[name] = tip
     return found
 
 
-def _missing(place: Path, tip: str) -> int:
+def _missing(git_dir: Path, tip: str) -> int:
     """Return the number of commits that no ref of the source reaches, or -1 if git fails."""
     try:
-        return int(run_git(f"--git-dir={place}", "rev-list", "--count", tip, "--not", "--alternate-refs"))
+        return int(run_git(f"--git-dir={git_dir}", "rev-list", "--count", tip, "--not", "--alternate-refs"))
     except (GitError, ValueError):
         return -1
 

@@ -28,7 +28,7 @@ _BETWEEN: Final = 25
 _NO_OBJECT: Final = "0" * 40
 
 
-class StagedError(GitError):
+class IndexConflictError(GitError):
     """The operator has staged other content at a path that would change."""
 
 
@@ -40,7 +40,7 @@ class Replacement:
 
     def __init__(self, git_dir: Path, name: str, token: str) -> None:
         self.copy: Final = git_dir / f"bonobofs-{token}.{name}"
-        self._place: Final = git_dir / name
+        self._path: Final = git_dir / name
         self._lock: Final = git_dir / f"{name}.lock"
         self.is_locked = False
 
@@ -79,9 +79,9 @@ class Replacement:
         """Replace the old file, which is locked, and end the lock. The file belongs to the owner of the repository."""
         if self.is_locked:
             if os.geteuid() == 0:
-                owner = self._place.parent.stat()
+                owner = self._path.parent.stat()
                 os.chown(self._lock, owner.st_uid, owner.st_gid)
-            os.rename(self._lock, self._place)
+            os.rename(self._lock, self._path)
             self.is_locked = False
 
     def _remove(self) -> None:
@@ -92,13 +92,15 @@ class Replacement:
 class IndexReplacement(Replacement):
     """Copy of the index of one checkout with changes."""
 
-    def __init__(self, git_dir: Path, room: Path, token: str, changes: Iterable[TreeDifference], *, keep: bool) -> None:
-        """If the operator has staged other content at a path, `keep` leaves it; else the entry raises StagedError.
+    def __init__(
+        self, git_dir: Path, temp_dir: Path, token: str, changes: Iterable[TreeDifference], *, keep: bool
+    ) -> None:
+        """If the operator has staged other content at a path, `keep` leaves it; else IndexConflictError.
 
-        An empty git directory is made in `room`. The names of new files in `git_dir` contain `token`. Raises GitError.
+        Makes an empty git directory in `temp_dir`. New files in `git_dir` have `token` in their names. Raises GitError.
         """
         super().__init__(git_dir, "index", token)
-        self._room: Final = room / "index"
+        self._temp_dir: Final = temp_dir / "index"
         self._changes: Final = {each.path: each for each in changes}
         self._keep: Final = keep
         self._seen: tuple[int, ...] | None = None
@@ -108,22 +110,22 @@ class IndexReplacement(Replacement):
         """As `Replacement.lock`. If the index was changed since it was copied, the copy is made again."""
         while self._is_changed:
             super().lock()
-            if _mark(self._place) == self._seen:
+            if _mark(self._path) == self._seen:
                 return
             self.unlock()
             self._prepare()
 
     def _remove(self) -> None:
         super()._remove()
-        shutil.rmtree(self._room, ignore_errors=True)
+        shutil.rmtree(self._temp_dir, ignore_errors=True)
 
     def _prepare(self) -> None:
         if not self._changes:
             return  # the source may have no index
-        self._seen = _mark(self._place)
+        self._seen = _mark(self._path)
         self.copy.unlink(missing_ok=True)
         if self._seen is not None:
-            shutil.copy(self._place, self.copy)
+            shutil.copy(self._path, self.copy)
         lines = b"".join(self._lines())
         if lines:
             self._git("update-index", "-z", "--index-info", data=lines)
@@ -138,7 +140,7 @@ class IndexReplacement(Replacement):
                 continue
             if len(found) > 1 or here != old:
                 if not self._keep:
-                    raise StagedError(f"{os.fsdecode(path)} is staged with other content", kind="staged")
+                    raise IndexConflictError(f"{os.fsdecode(path)} is staged with other content", kind="staged")
                 continue
             mode, oid = (0, _NO_OBJECT) if new is None else new
             yield b"%o %s\t%s\0" % (mode, oid.encode(), path)
@@ -156,15 +158,15 @@ class IndexReplacement(Replacement):
 
     def _git(self, *arguments: str | bytes, data: bytes = b"") -> bytes:
         """Run git on the copy, in an empty git directory. Raises GitError if it fails."""
-        if not self._room.exists():
+        if not self._temp_dir.exists():
             for name in ("objects", "refs"):
-                (self._room / name).mkdir(parents=True)
-            (self._room / "HEAD").write_text("ref: refs/heads/none\n", encoding="ascii")
-            for shared in self._place.parent.glob("sharedindex.*"):
-                (self._room / shared.name).symlink_to(os.path.abspath(shared))
+                (self._temp_dir / name).mkdir(parents=True)
+            (self._temp_dir / "HEAD").write_text("ref: refs/heads/none\n", encoding="ascii")
+            for shared in self._path.parent.glob("sharedindex.*"):
+                (self._temp_dir / shared.name).symlink_to(os.path.abspath(shared))
         environment = {
             **ENVIRONMENT,
-            "GIT_DIR": str(self._room),
+            "GIT_DIR": str(self._temp_dir),
             "GIT_INDEX_FILE": os.path.abspath(self.copy),
             "GIT_LITERAL_PATHSPECS": "1",
         }
@@ -176,18 +178,18 @@ class HeadReplacement(Replacement):
     """New HEAD of one checkout."""
 
     def __init__(
-        self, git_dir: Path, token: str, ends: tuple[str, str], commits: tuple[str, str], person: tuple[str, str]
+        self, git_dir: Path, token: str, ends: tuple[str, str], commits: tuple[str, str], committer: tuple[str, str]
     ) -> None:
         """`ends` are the old and the new content of HEAD, `commits` their commits ("" for none).
 
-        `person` is name and e-mail address for the reflog.
+        `committer` is name and e-mail address for the reflog.
         """
         super().__init__(git_dir, "HEAD", token)
         self._old, self._new = ends
         old, new = (commit or _NO_OBJECT for commit in commits)
         names = " to ".join(end.removeprefix(f"ref: {BRANCHES}") for end in ends)
         log = f"{int(time.time())} +0000\tcheckout: moving from {names}\n"
-        self._log: Final = f"{old} {new} {person[0]} <{person[1]}> {log}"
+        self._log: Final = f"{old} {new} {committer[0]} <{committer[1]}> {log}"
 
     def _prepare(self) -> None:
         with self.copy.open("x", encoding="utf-8", errors="surrogateescape") as file:
@@ -198,19 +200,19 @@ class HeadReplacement(Replacement):
     def lock(self) -> None:
         """As `Replacement.lock`. Raises GitError also if another process moved HEAD."""
         super().lock()
-        if read_head(self._place.parent) != self._old:
+        if read_head(self._path.parent) != self._old:
             self.unlock()
             raise GitError("HEAD of the checkout was moved by another process", kind="moved")
 
     def install(self) -> None:
         """As `Replacement.install`. Then append to the reflog, if there is one; ignores errors of that."""
         super().install()
-        with suppress(OSError), (self._place.parent / "logs/HEAD").open("r+b") as file:
+        with suppress(OSError), (self._path.parent / "logs/HEAD").open("r+b") as file:
             file.seek(0, os.SEEK_END)
             file.write(self._log.encode("utf-8", "surrogateescape"))
 
 
-def finish_index(leftovers: Sequence[Leftover], room: Path, journal: Journal) -> None:
+def finish_index(leftovers: Sequence[Leftover], temp_dir: Path, journal: Journal) -> None:
     """Update the index of each checkout whose branch a killed publication has moved. Raises GitError, OSError."""
     updates = [left[:3] for left in leftovers]
     for left in leftovers:
@@ -219,7 +221,7 @@ def finish_index(leftovers: Sequence[Leftover], room: Path, journal: Journal) ->
             changes = repository.differences(left.old, left.new)
             with (
                 journal.writing(left.git_dir, repository.common_dir, updates) as token,
-                IndexReplacement(left.git_dir, room, token, changes, keep=True) as index,
+                IndexReplacement(left.git_dir, temp_dir, token, changes, keep=True) as index,
             ):
                 index.lock()
                 index.install()
@@ -236,9 +238,9 @@ def is_checked_out_elsewhere(git_dir: Path, common: Path, ref: str) -> bool:
     return False
 
 
-def _mark(place: Path) -> tuple[int, ...] | None:
+def _mark(path: Path) -> tuple[int, ...] | None:
     try:
-        st = place.stat()
+        st = path.stat()
     except FileNotFoundError:
         return None
     return st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns

@@ -83,15 +83,15 @@ class GitDirs(NamedTuple):
 
 def find_git_dirs(work_tree: Path) -> GitDirs:
     """Return the directories of the work tree with root `work_tree`. Raises GitError if it is no root; OSError."""
-    place = work_tree / ".git"
-    if not place.exists():
+    dot_git = work_tree / ".git"
+    if not dot_git.exists():
         raise GitError(f"{work_tree} is not the root of a git work tree", kind="no-repository")
-    if place.is_file():
-        text = os.fsdecode(place.read_bytes())
+    if dot_git.is_file():
+        text = os.fsdecode(dot_git.read_bytes())
         if not text.startswith("gitdir: "):
-            raise GitError(f"{place} is a file, and names no repository", kind="unreadable")
-        place = work_tree / text.removeprefix("gitdir: ").rstrip("\n")
-    private = Path(os.path.realpath(place))
+            raise GitError(f"{dot_git} is a file, and names no repository", kind="unreadable")
+        dot_git = work_tree / text.removeprefix("gitdir: ").rstrip("\n")
+    private = Path(os.path.realpath(dot_git))
     return GitDirs(private, find_common_dir(private))
 
 

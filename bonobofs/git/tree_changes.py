@@ -78,7 +78,7 @@ class TreeChanges:
                 return branch_rules.SUBMODULE.of(self._operation, workspace_path(path))
         return None
 
-    def parts(self, differences: Iterable[TreeDifference], before: str) -> Iterator[RelatedChange]:
+    def related(self, differences: Iterable[TreeDifference], before: str) -> Iterator[RelatedChange]:
         """Yield the changes for the policy. The directories of the commit `before` ("" for none) already exist."""
         for difference in differences:
             if difference in self._seen:

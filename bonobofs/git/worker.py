@@ -38,7 +38,7 @@ from bonobofs.git.journal import HEAD, JOURNAL, Journal, Leftover, recover
 from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, IncompleteError, Published, Publisher, RefUpdate
 from bonobofs.git.published_files import prepare
 from bonobofs.git.repository import GitRepository, TreeDifference
-from bonobofs.git.shared_head import HeadReplacement, IndexReplacement, StagedError, finish_index
+from bonobofs.git.shared_head import HeadReplacement, IndexConflictError, IndexReplacement, finish_index
 from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, find_git_dirs, read_head
 from bonobofs.ipc.codec import decode_decision, encode_denied, encode_request
 from bonobofs.policy.compiled import Tracked
@@ -169,15 +169,15 @@ class JudgingAuthorizer:
         return decide_in_source(self.policy, self.agent, request, context)
 
     def authorize(
-        self, request: Request, context: Context = NO_FACTS, *parts: RelatedChange, **record: Unpack[ChangeRecord]
+        self, request: Request, context: Context = NO_FACTS, *related: RelatedChange, **record: Unpack[ChangeRecord]
     ) -> Admission:
         """As `Authorizer.authorize`."""
         guard = record.get("guard", "file")
         while True:
-            for part in (RelatedChange(request, context), *parts):
-                verdict = self.decide(part.request, part.context)
-                if isinstance(verdict, Denied):
-                    raise self.deny(verdict, record.get("caller", NO_CALLER), guard=guard)
+            for part in (RelatedChange(request, context), *related):
+                decision = self.decide(part.request, part.context)
+                if isinstance(decision, Denied):
+                    raise self.deny(decision, record.get("caller", NO_CALLER), guard=guard)
             question = encode_request(request, context)
             answer = self._channel.ask("admit", question=question, generation=self._generation, **record)
             if "state" not in answer:
@@ -231,12 +231,12 @@ class Worker:
         self._git_dir, self._common = find_git_dirs(Path.cwd())
         self._authorizer: Final = JudgingAuthorizer(channel, Principal(*config["agent"]))
         self._branches: Final = _RemoteBranches(channel)
-        places = [self._directory, *map(Path, config["leftovers"])]
-        self._left: Final = [(str(place), left) for place in places for left in _patiently(recover, place / JOURNAL)]
+        directories = [self._directory, *map(Path, config["leftovers"])]
+        self._left: Final = [(str(each), left) for each in directories for left in _patiently(recover, each / JOURNAL)]
         self._journal: Final = Journal(self._directory / JOURNAL)
         finish_index([left for _, left in self._left], self._directory, self._journal)
         self._journal.clear()
-        for old in (*self._directory.glob("receive-*"), self._directory / "index", *places[1:]):
+        for old in (*self._directory.glob("receive-*"), self._directory / "index", *directories[1:]):
             shutil.rmtree(old, ignore_errors=True)
         self._acts: Final[dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]]] = {
             "receive": self._receive,
@@ -247,7 +247,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve requests until the companion is gone. Raises EOFError."""
-        self._channel.send({"recovered": [[place, *left[:4]] for place, left in self._left]})
+        self._channel.send({"recovered": [[directory, *left[:4]] for directory, left in self._left]})
         while True:
             call, descriptors = self._channel.receive()
             try:
@@ -363,8 +363,8 @@ class Worker:
         try:
             with self._index(repository.differences(old, new), keep=False) as index:
                 yield index
-        except StagedError as error:
-            raise self._refuse(branch_rules.STAGED, f"{error}.", _SWITCH) from error
+        except IndexConflictError as error:
+            raise self._refuse(branch_rules.INDEX_CHANGED, f"{error}.", _SWITCH) from error
 
     def _commit_of(self, repository: GitRepository, head: str) -> str:
         """Return the commit of a HEAD value, or "" if the source does not have it."""
@@ -408,18 +408,18 @@ class Worker:
 class _Receiving:
     """Synthetic git directory for one push or fetch, and the git process in it."""
 
-    def __init__(self, room: Path, common: Path, refs: dict[str, str]) -> None:
-        self._place: Final = Path(tempfile.mkdtemp(prefix="receive-", dir=room))
+    def __init__(self, temp_dir: Path, common: Path, refs: dict[str, str]) -> None:
+        self._quarantine: Final = Path(tempfile.mkdtemp(prefix="receive-", dir=temp_dir))
         self._make(common, refs)
-        self._request = os.open(self._place / "request", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-        self._answer = os.open(self._place / "answer", os.O_RDWR | os.O_CLOEXEC)
-        self._events: Final = self._place / "events"
+        self._request = os.open(self._quarantine / "request", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._answer = os.open(self._quarantine / "answer", os.O_RDWR | os.O_CLOEXEC)
+        self._events: Final = self._quarantine / "events"
         self._deadline = time.monotonic() + SECONDS
 
     def _make(self, common: Path, refs: dict[str, str]) -> None:
-        place = self._place
+        git_dir = self._quarantine
         for name in ("objects/info", "refs", "hooks"):
-            (place / name).mkdir(parents=True)
+            (git_dir / name).mkdir(parents=True)
         source = os.path.realpath(common)
         files = {
             "HEAD": "ref: refs/heads/bonobofs-none\n",
@@ -429,19 +429,19 @@ class _Receiving:
             "hooks/pre-receive": _HOOK,
         }
         for name, text in files.items():
-            (place / name).write_text(text, encoding="utf-8", errors="surrogateescape")
-        (place / "hooks/pre-receive").chmod(0o700)
+            (git_dir / name).write_text(text, encoding="utf-8", errors="surrogateescape")
+        (git_dir / "hooks/pre-receive").chmod(0o700)
         with suppress(FileNotFoundError):
-            shutil.copyfile(common / "shallow", place / "shallow")
+            shutil.copyfile(common / "shallow", git_dir / "shallow")
         for name in ("request", "answer"):
-            os.mkfifo(place / name, 0o600)
+            os.mkfifo(git_dir / name, 0o600)
 
     def start(self, program: str, descriptors: list[int]) -> subprocess.Popen[bytes]:
         """Start `git PROGRAM` with one descriptor for both stdin and stdout, or one for each. Raises GitError."""
         if not descriptors:
             raise GitError("the call needs a descriptor", kind="usage")
         running = subprocess.Popen(
-            ["git", program, str(self._place)],
+            ["git", program, str(self._quarantine)],
             stdin=descriptors[0],
             stdout=descriptors[-1],
             stderr=subprocess.DEVNULL,
@@ -507,7 +507,7 @@ class _Receiving:
     def remove(self) -> None:
         os.close(self._request)
         os.close(self._answer)
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._quarantine, ignore_errors=True)
 
 
 def _limit() -> None:

@@ -78,9 +78,9 @@ class MessageKind(enum.IntEnum):
     EXPLAIN = 29
     """The fields of `PlannedChange`: the reply is the decision of the mount, and the "operation"."""
     GRANT = 31
-    """{"grant", "stage", "at", "size"} and a descriptor: published files that a git command may take in (`git_grants`).
+    """{"grant", "buffer", "at", "size"} and a descriptor: published files that git may take in (`git_grants`).
 
-    "stage" is the inode number of the file behind the descriptor."""
+    "buffer" is the inode number of the file behind the descriptor."""
     REVOKE = 32
     """{"grant"}: the command has ended. The reply has the paths that it has "taken" in."""
 

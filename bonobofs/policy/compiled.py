@@ -75,7 +75,7 @@ class Role:
     elsewhere: denials.Refusal
     default: denials.Refusal
     calls: Mapping[Operation, Permit | denials.Refusal]
-    """The verdict on every operation of a gate."""
+    """The decision on every operation of a gate."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,12 +88,12 @@ class Hidden:
     paths: Matcher[bool]
     refusal: denials.Refusal
 
-    def admits(self, parts: Sequence[str]) -> bool:
+    def admits(self, components: Sequence[str]) -> bool:
         """True if every hidden component of the path may be changed."""
-        for depth, name in enumerate(parts, 1):
+        for depth, name in enumerate(components, 1):
             if not name.startswith(".") or name in self.names or any(fits(name) for fits in self.globs):
                 continue
-            if not self.paths.find(parts[:depth]):
+            if not self.paths.find(components[:depth]):
                 return False
         return True
 
@@ -165,12 +165,12 @@ class RepositoryGrant:
         """True if the branch follows the source."""
         return any(fnmatch.fnmatchcase(branch, pattern) for pattern in self.protected)
 
-    def judge(self, parts: Sequence[str]) -> Permit | denials.Refusal:
-        """Return the verdict on a change of a path that begins with `.git`."""
-        if len(parts) == 1:
+    def judge(self, components: Sequence[str]) -> Permit | denials.Refusal:
+        """Return the decision on a change of a path that begins with `.git`."""
+        if len(components) == 1:
             return denials.REPOSITORY
         # Git also locks branches that it does not move. The rename of the lock moves the branch, and is refused.
-        if parts[1:3] == ["refs", "heads"] and self.protects("/".join(parts[3:])):
+        if components[1:3] == ["refs", "heads"] and self.protects("/".join(components[3:])):
             return denials.PROTECTED_BRANCH
         return self.permit
 
@@ -183,10 +183,10 @@ class Temporary:
     paths: Matcher[bool]
     permit: Permit
 
-    def admits(self, parts: Sequence[str]) -> bool:
+    def admits(self, components: Sequence[str]) -> bool:
         """True if a file or symlink of this name is staged. Test and backup names of editors are never staged."""
-        name = parts[-1]
-        if not self.names.match(name) and not (self.paths and self.paths.find(parts)):
+        name = components[-1]
+        if not self.names.match(name) and not (self.paths and self.paths.find(components)):
             return False
         return not is_never_staged(name)
 
@@ -217,7 +217,7 @@ class Policy:
     symlinks_anywhere: bool
     """A symlink may be absolute, or leave the workspace."""
     judges_content: bool
-    """A rule refuses executable content, so a verdict depends on the first bytes of a file."""
+    """A rule refuses executable content, so a decision depends on the first bytes of a file."""
     network: AllowList
     """[network] allow."""
     leases: LeaseSet | None = None
@@ -242,61 +242,61 @@ class Policy:
         permit = Permit(REPOSITORY_RULE, layer=Layer.SCRATCH)
         return dataclasses.replace(self, repository=RepositoryGrant(tuple(protected), table, permit))
 
-    def repository_of(self, parts: Sequence[str]) -> RepositoryGrant | None:
+    def repository_of(self, components: Sequence[str]) -> RepositoryGrant | None:
         """Return the session's repository if the path is it or is below it."""
-        return self.repository if self.repository is not None and parts and parts[0] == REPOSITORY else None
+        return self.repository if self.repository is not None and components and components[0] == REPOSITORY else None
 
-    def is_scratch(self, parts: Sequence[str]) -> bool:
+    def is_scratch(self, components: Sequence[str]) -> bool:
         """True if a [[scratch]] matches the path and git does not track it."""
-        return bool(self._scratch_patterns(parts)) and not self.goes_by_rules(parts)
+        return bool(self._scratch_patterns(components)) and not self.goes_by_rules(components)
 
-    def _scratch_patterns(self, parts: Sequence[str]) -> list[Scratch]:
-        return [each for each in self.protect_and_scratch.find(parts) if isinstance(each, Scratch)]
+    def _scratch_patterns(self, components: Sequence[str]) -> list[Scratch]:
+        return [each for each in self.protect_and_scratch.find(components) if isinstance(each, Scratch)]
 
-    def secret(self, parts: Sequence[str]) -> denials.Refusal | None:
+    def secret(self, components: Sequence[str]) -> denials.Refusal | None:
         """Return the refusal of a secret path, which the mount hides; None for all others.
 
         A path is no secret if git tracks it or a path below it, if it is scratch, or if its name ends like that of an
         example (`.env.example`).
         """
-        found = self.secrets.find(parts) if parts and self.secrets else []
-        if not found or parts[-1].endswith(_EXAMPLES) or self.repository_of(parts) is not None:
+        found = self.secrets.find(components) if components and self.secrets else []
+        if not found or components[-1].endswith(_EXAMPLES) or self.repository_of(components) is not None:
             return None
-        if self.tracked is not None and self.tracked.names("/".join(parts)):
+        if self.tracked is not None and self.tracked.names("/".join(components)):
             return None
-        return None if self.is_scratch(parts) else found[0]
+        return None if self.is_scratch(components) else found[0]
 
-    def goes_by_rules(self, parts: Sequence[str]) -> bool:
+    def goes_by_rules(self, components: Sequence[str]) -> bool:
         """True if the rules decide about a path that a [[scratch]] matches.
 
         They do if git tracks the path, or if the path is a temporary name in a directory with tracked files: a file in
         scratch cannot be renamed over a tracked one. They also decide about the root, which the scratch layer lacks.
         """
-        if not parts:
+        if not components:
             return True
         if self.tracked is None:
             return False
-        if self.tracked.has("/".join(parts)):
+        if self.tracked.has("/".join(components)):
             return True
-        is_temporary = self.temporary is not None and self.temporary.admits(parts)
-        return is_temporary and self.tracked.has("/".join(parts[:-1]))
+        is_temporary = self.temporary is not None and self.temporary.admits(components)
+        return is_temporary and self.tracked.has("/".join(components[:-1]))
 
     def scratch_table(self, path: str) -> ScratchQuota | None:
         """Return the [[scratch]] that counts a path, provided that `decide` permits the path in scratch."""
-        parts = path.split("/") if path else []
-        if (repository := self.repository_of(parts)) is not None:
+        components = path.split("/") if path else []
+        if (repository := self.repository_of(components)) is not None:
             return repository.table
-        first = min(self._scratch_patterns(parts), key=lambda scratch: scratch.order, default=None)
+        first = min(self._scratch_patterns(components), key=lambda scratch: scratch.order, default=None)
         return None if first is None else first.table
 
     def scratch_top(self, path: WorkspacePath) -> WorkspacePath:
         """Return the topmost scratch path at or above a scratch path: `a/.venv` for `a/.venv/lib/x.py`."""
-        parts = path.split("/")
-        if self.repository_of(parts) is not None:
+        components = path.split("/")
+        if self.repository_of(components) is not None:
             return WorkspacePath(REPOSITORY)
-        for depth in range(1, len(parts)):
-            if self._scratch_patterns(parts[:depth]):
-                return WorkspacePath("/".join(parts[:depth]))
+        for depth in range(1, len(components)):
+            if self._scratch_patterns(components[:depth]):
+                return WorkspacePath("/".join(components[:depth]))
         return path
 
 
@@ -412,7 +412,7 @@ def is_never_staged(name: str) -> bool:
 
 def _rules(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
     offers = [_offer(table) for table in tables]
-    # The widest rule comes first, so that the first rule that permits a change has the widest verdict: no other such
+    # The widest rule comes first, so that the first rule that permits a change has the widest decision: no other such
     # rule has a larger size, or the same size with executable content.
     widest = sorted(range(len(offers)), key=lambda index: _narrowness(offers[index]))
     return [_rule(offers[order], order, rank, tables[order].get("refuse")) for rank, order in enumerate(widest)]

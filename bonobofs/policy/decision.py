@@ -99,9 +99,9 @@ class Permit(NamedTuple):
     rule: str
     """Name of the rule that permits the change."""
     max_size: int | None = None
-    """Largest size in bytes for which this verdict holds; None: any."""
+    """Largest size in bytes for which this decision holds; None: any."""
     judges_content: bool = False
-    """The rule forbids executable content: a change of the first bytes needs a new verdict."""
+    """The rule forbids executable content: a change of the first bytes needs a new decision."""
     layer: Layer = Layer.SOURCE
     """A change in any layer but SOURCE must not touch the source. Only requests inside a mount get such a permit."""
 

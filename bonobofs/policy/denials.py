@@ -55,8 +55,8 @@ def listed(words: Sequence[str], last: str = "or", most: int = _SHOWN) -> str:
     return f" {last} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
-def places(patterns: Sequence[Pattern]) -> str:
-    """Format the places of patterns: `below docs/ or src/`, or `at *.toml`."""
+def where_text(patterns: Sequence[Pattern]) -> str:
+    """Format patterns for a sentence: `below docs/ or src/`, or `at *.toml`."""
     if any(not pattern.components for pattern in patterns):
         return "anywhere"
     if all(pattern.reach is Reach.SUBTREE for pattern in patterns):
@@ -73,7 +73,7 @@ def offer(rule: Offer) -> str:
     """Format the changes that a rule permits: `a .md file of at most 1 MB below docs/`."""
     kind = f"a {listed(rule.suffixes, most=len(rule.suffixes))} file" if rule.suffixes is not None else "a file"
     limit = f" of at most {size(rule.max_size)}" if rule.max_size is not None else ""
-    return f"{kind}{limit} {places(rule.patterns)}"
+    return f"{kind}{limit} {where_text(rule.patterns)}"
 
 
 def offers(rules: Sequence[Offer]) -> str:
@@ -246,7 +246,7 @@ def kept(pattern: Pattern) -> Refusal:
 def scratch_is_full(patterns: Sequence[Pattern], max_total: int | None) -> Refusal:
     """The refusal of a change that exceeds the limit of one [[scratch]]."""
     limit = size(max_total or 0)
-    reason = f"All scratch files {places(patterns)}, and 4 KiB for each, would be larger than the {limit} allowed."
+    reason = f"All scratch files {where_text(patterns)}, and 4 KiB for each, would be larger than the {limit} allowed."
     instead = "Delete scratch files that are not needed any more."
     return Refusal(Code.SIZE, f"scratch:{patterns[0].text}", reason, instead)
 
@@ -314,7 +314,7 @@ def _role_instead(name: str, write: Sequence[Pattern]) -> str:
         return "Ask the operator for a role that writes; this one only reads."
     if any(not pattern.components for pattern in write):
         return f"Write somewhere that the role {name} is not denied."
-    return f"Write {places(write)}."
+    return f"Write {where_text(write)}."
 
 
 def default(rules: Sequence[Offer]) -> Refusal:
@@ -332,7 +332,7 @@ def special_suffix(rule: Offer) -> Refusal:
     """Return the refusal of a symlink, FIFO, socket or device whose name does not end in a suffix of the rule."""
     suffixes = listed(rule.suffixes or ())
     reason = f"A symlink, FIFO, socket or device needs a name that ends in {suffixes} here, as a file does."
-    return Refusal(Code.SUFFIX, rule.name, reason, f"Use a name that ends in {suffixes}, {places(rule.patterns)}.")
+    return Refusal(Code.SUFFIX, rule.name, reason, f"Use a name that ends in {suffixes}, {where_text(rule.patterns)}.")
 
 
 def too_large(rule: Offer) -> Refusal:

@@ -155,8 +155,8 @@ def _open(policy: Policy, role: str, pattern: Pattern) -> bool:
         return False
     if not pattern.literal:
         return True
-    place = list(pattern.components)
-    return not policy.protect.find(place) and not policy.roles[role].deny.find(place)
+    components = list(pattern.components)
+    return not policy.protect.find(components) and not policy.roles[role].deny.find(components)
 
 
 def _writes(policy: Policy, role: str) -> Sequence[str]:

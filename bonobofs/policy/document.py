@@ -36,7 +36,7 @@ from bonobofs.policy.inheritance import problems as problems_between
 from bonobofs.policy.lease_limits import DEFAULT_MAX, seconds_of
 from bonobofs.policy.presets import PRESETS, preset_file
 from bonobofs.policy.role_lists import FAMILIES, HUMAN, LABEL_PREFIXES, TYPES
-from bonobofs.policy.toml_positions import Place, positions
+from bonobofs.policy.toml_positions import KeyPath, positions
 
 LARGEST: Final = 2**63 - 1
 """The largest size of a file on Linux."""
@@ -47,9 +47,9 @@ _LONGEST_LEASE: Final = 366 * 86_400
 _LONGEST_SENTENCE: Final = 200
 
 
-def _refuse(problem: str, place: Place = ()) -> PydanticCustomError:
-    """Return an error for pydantic. `place` is the path of the key in the model that raises the error."""
-    return PydanticCustomError("policy", "{problem}", {"problem": problem, "place": place})
+def _refuse(problem: str, key_path: KeyPath = ()) -> PydanticCustomError:
+    """Return an error for pydantic. `key_path` is the path of the key in the model that raises the error."""
+    return PydanticCustomError("policy", "{problem}", {"problem": problem, "key_path": key_path})
 
 
 def _check(accepts: Callable[[str], object], problem: str) -> AfterValidator:
@@ -400,7 +400,7 @@ def parse(text: str, origin: str) -> PolicyDocument:
         raise PolicyError(f"{_shown(origin)}:1: the values are nested too deeply") from None
     except ValueError as error:
         raise PolicyError(f"{_shown(origin)}:{_syntax_error(text, error)}") from None
-    mistakes: list[tuple[Place, str]] = []
+    mistakes: list[tuple[KeyPath, str]] = []
     base = _preset_of(raw, origin, mistakes)
     inherited = None if base is None else base.model_dump(mode="json")
     own = None
@@ -417,7 +417,7 @@ def parse(text: str, origin: str) -> PolicyDocument:
     return PolicyDocument.model_validate(merge(inherited, plain, own.replace))
 
 
-def _preset_of(raw: dict[str, Any], origin: str, mistakes: list[tuple[Place, str]]) -> PolicyDocument | None:
+def _preset_of(raw: dict[str, Any], origin: str, mistakes: list[tuple[KeyPath, str]]) -> PolicyDocument | None:
     """Return the preset that a policy extends, or None."""
     name = raw.get("extends")
     if not isinstance(name, str) or name not in PRESETS:
@@ -429,24 +429,26 @@ def _preset_of(raw: dict[str, Any], origin: str, mistakes: list[tuple[Place, str
     return load(file)
 
 
-def located(text: str, remarks: Iterable[tuple[Place, str]]) -> list[tuple[int, str]]:
+def located(text: str, remarks: Iterable[tuple[KeyPath, str]]) -> list[tuple[int, str]]:
     """Return remarks with their lines, counted from 1. Remarks about inherited roles are omitted."""
     lines = positions(text)
     return sorted(
-        (_line(lines, place), remark) for place, remark in remarks if place[0] != "role" or place[:2] in lines
+        (_line(lines, key_path), remark)
+        for key_path, remark in remarks
+        if key_path[0] != "role" or key_path[:2] in lines
     )
 
 
-def _line(lines: dict[Place, int], place: Place) -> int:
-    return next((lines[place[:depth]] for depth in range(len(place), 0, -1) if place[:depth] in lines), 1)
+def _line(lines: dict[KeyPath, int], key_path: KeyPath) -> int:
+    return next((lines[key_path[:depth]] for depth in range(len(key_path), 0, -1) if key_path[:depth] in lines), 1)
 
 
-def _mistaken(text: str, origin: str, mistakes: list[tuple[Place, str]]) -> PolicyError:
+def _mistaken(text: str, origin: str, mistakes: list[tuple[KeyPath, str]]) -> PolicyError:
     try:
         lines = positions(text)
     except RecursionError:
         lines = {}
-    located = sorted((_line(lines, place), _key(place), _shown(message)) for place, message in mistakes)
+    located = sorted((_line(lines, key_path), _key(key_path), _shown(message)) for key_path, message in mistakes)
     problems = [f"{_shown(origin)}:{line}: {key}: {message}" for line, key, message in located]
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     error = PolicyError(problems[0] + more)
@@ -465,26 +467,26 @@ def _syntax_error(text: str, error: ValueError) -> str:
     return f"1: not TOML: {_shown(message)}"
 
 
-def _problem(details: ErrorDetails) -> tuple[Place, str]:
+def _problem(details: ErrorDetails) -> tuple[KeyPath, str]:
     context: dict[str, Any] = details.get("ctx", {})
-    place: Place = (*details["loc"], *context.get("place", ()))
-    if place[-1:] == ("[key]",):
-        place = place[:-1]
+    key_path: KeyPath = (*details["loc"], *context.get("key_path", ()))
+    if key_path[-1:] == ("[key]",):
+        key_path = key_path[:-1]
     if details["type"] == "extra_forbidden":
-        return place, _unknown_key(place)
-    return place, "is missing" if details["type"] == "missing" else details["msg"]
+        return key_path, _unknown_key(key_path)
+    return key_path, "is missing" if details["type"] == "missing" else details["msg"]
 
 
-def _unknown_key(place: Place) -> str:
-    if len(place) == 1 and place[0] in _NOT_BUILT:
+def _unknown_key(key_path: KeyPath) -> str:
+    if len(key_path) == 1 and key_path[0] in _NOT_BUILT:
         return "not built yet, and no rule is accepted that is not enforced; remove it"
     return "unknown key; remove it or correct its spelling"
 
 
-def _key(place: Place) -> str:
-    """Format a place as `rule[1].paths[0]`, with indices from 0. A key that is not bare in TOML is quoted."""
+def _key(key_path: KeyPath) -> str:
+    """Format a key path as `rule[1].paths[0]`, with indices from 0. A key that is not bare in TOML is quoted."""
     key = ""
-    for part in place:
+    for part in key_path:
         if isinstance(part, int):
             key += f"[{part}]"
         else:

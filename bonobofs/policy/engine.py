@@ -100,41 +100,41 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
     the same. If its `judges_content` is false, the first bytes may change.
     """
     operation, path, kind = request
-    parts = path.split("/") if path else []
+    components = path.split("/") if path else []
     dotted = "/." in path or path[:1] == "."
     leaves = context.leaves
     if operation in _NOT_PLAIN:
         if operation is Operation.CONNECT:
             return _by_allow_list(policy, agent, request, context)
         if operation in OF_A_GATE:
-            return _by_lists(policy, agent, request, _not_a_place(path, parts, operation, dotted, leaves=False))
+            return _by_lists(policy, agent, request, _refuse_path(path, components, operation, dotted, leaves=False))
         leaves = True
-    refusal = _not_a_place(path, parts, operation, dotted, leaves)
+    refusal = _refuse_path(path, components, operation, dotted, leaves)
     if refusal is None and context.target is not None and not leaves:
-        refusal = _leads_out(policy, parts, context.target, carried=context.carried)
+        refusal = _refuse_target(policy, components, context.target, carried=context.carried)
     if refusal is None and operation is _MKNOD and kind is _DEVICE and not (policy.devices and context.privileged):
         refusal = denials.DEVICE
     if refusal is None and context.tool:
-        refusal = _lacks(policy, agent, operation)
+        refusal = _refuse_operation(policy, agent, operation)
     if refusal is None:
-        verdict = _judge_path(policy, agent.role, parts, kind, context, dotted, leaves)
-        if isinstance(verdict, Refusal):
-            refusal = verdict
+        result = _judge_path(policy, agent.role, components, kind, context, dotted, leaves)
+        if isinstance(result, Refusal):
+            refusal = result
         elif (
             context.foreign_names > 0
             and operation in _OF_THE_INODE
             and kind is not _DIRECTORY
-            and verdict.layer is not _SCRATCH  # copy-up precedes the change of a source file
+            and result.layer is not _SCRATCH  # copy-up precedes the change of a source file
         ):
             refusal = denials.HARDLINK
-        elif policy.leases is None or verdict.layer:
-            return verdict
+        elif policy.leases is None or result.layer:
+            return result
         elif not policy.leases.known:
             refusal = denials.LEASES_UNKNOWN
         else:
-            holding = policy.leases.against(parts)
+            holding = policy.leases.against(components)
             if holding is None:
-                return verdict
+                return result
             return Denied(*denials.LEASED, path, operation, holding)
     # Equal to Denied(*refusal, path, operation), at a third of its time. Some agents cause very many denials.
     return tuple.__new__(Denied, (*refusal, path, operation, None, ""))
@@ -151,21 +151,21 @@ def _by_allow_list(policy: Policy, agent: Principal, request: Request, context: 
 
 def _by_lists(policy: Policy, agent: Principal, request: Request, refusal: Refusal | None) -> Decision:
     """Decide an operation of a gate by the role's lists."""
-    refusal = refusal or _lacks(policy, agent, request.operation)
+    refusal = refusal or _refuse_operation(policy, agent, request.operation)
     if refusal is not None:
         return Denied(*refusal, request.path, request.operation)
-    verdict = policy.roles[agent.role].calls[request.operation]
-    assert isinstance(verdict, Permit)
-    return verdict
+    result = policy.roles[agent.role].calls[request.operation]
+    assert isinstance(result, Permit)
+    return result
 
 
-def _lacks(policy: Policy, agent: Principal, operation: Operation) -> Refusal | None:
+def _refuse_operation(policy: Policy, agent: Principal, operation: Operation) -> Refusal | None:
     """Return the refusal if the role's lists do not have the operation."""
     role = policy.roles.get(agent.role)
     if role is None:
         return policy.unknown_role
-    verdict = role.calls.get(operation, denials.NO_TOOL)
-    return None if isinstance(verdict, Permit) else verdict
+    result = role.calls.get(operation, denials.NO_TOOL)
+    return None if isinstance(result, Permit) else result
 
 
 def decide_in_source(policy: Policy, agent: Principal, request: Request, context: Context = NO_FACTS) -> Decision:
@@ -195,9 +195,9 @@ def in_source(decision: Decision, request: Request) -> Decision:
     return Denied(Code.DEFAULT, decision.rule, reason, instead, request.path, request.operation)
 
 
-def _not_a_place(path: str, parts: list[str], operation: Operation, dotted: bool, leaves: bool) -> Refusal | None:
+def _refuse_path(path: str, components: list[str], operation: Operation, dotted: bool, leaves: bool) -> Refusal | None:
     """Return the refusal of an invalid or outside path, or of the root if the operation cannot apply to it."""
-    if "" in parts or "\0" in path or (dotted and (".." in parts or "." in parts)):
+    if "" in components or "\0" in path or (dotted and (".." in components or "." in components)):
         return denials.BAD_PATH
     if not path and (leaves or operation not in _OF_THE_ROOT):
         return denials.ROOT
@@ -206,97 +206,99 @@ def _not_a_place(path: str, parts: list[str], operation: Operation, dotted: bool
     return None
 
 
-def _leads_out(policy: Policy, parts: list[str], target: str, *, carried: bool) -> Refusal | None:
+def _refuse_target(policy: Policy, components: list[str], target: str, *, carried: bool) -> Refusal | None:
     """Return the refusal of a symlink's target, resolved textually from the directory that contains the symlink.
 
     A `..` after a name is refused: the name can be or become a symlink, and the `..` then leads elsewhere than the text
     shows. With `symlinks = "any"` and in scratch, only a target that leads into a protected path is refused.
     """
-    if not parts or not target or "\0" in target:
+    if not components or not target or "\0" in target:
         return denials.TARGET
     # The target of an absolute symlink does not depend on its directory.
     bound = carried and target[0] != "/"
-    repository = policy.repository_of(parts) is not None
-    anywhere = not repository and (policy.symlinks_anywhere or (not bound and policy.is_scratch(parts)))
+    repository = policy.repository_of(components) is not None
+    anywhere = not repository and (policy.symlinks_anywhere or (not bound and policy.is_scratch(components)))
     if target[0] == "/":
         return None if anywhere else denials.TARGET
-    place, descended = parts[:-1], False
+    resolved, descended = components[:-1], False
     for step in target.split("/"):
         if step == "..":
-            if not anywhere and (descended or not place):
+            if not anywhere and (descended or not resolved):
                 return denials.TARGET
-            if not place:
+            if not resolved:
                 return None
-            place.pop()
+            resolved.pop()
         elif step not in ("", "."):
             descended = True
-            place.append(step)
+            resolved.append(step)
     if repository:
-        return None if policy.repository_of(place) is not None else denials.TARGET
-    return (denials.PROTECTED_TARGET if anywhere else denials.TARGET) if policy.protect.find(place) else None
+        return None if policy.repository_of(resolved) is not None else denials.TARGET
+    return (denials.PROTECTED_TARGET if anywhere else denials.TARGET) if policy.protect.find(resolved) else None
 
 
 def _judge_path(
-    policy: Policy, role_name: str, parts: list[str], kind: Kind, context: Context, dotted: bool, leaves: bool
+    policy: Policy, role_name: str, components: list[str], kind: Kind, context: Context, dotted: bool, leaves: bool
 ) -> Permit | Refusal:
-    """Return the verdict on the path and on the file that will be there."""
-    verdict = _apart_or_closed(policy, role_name, parts)
-    if verdict is not None:
-        return verdict
+    """Return the decision on the path and on the file that will be there."""
+    result = _decide_before_rules(policy, role_name, components)
+    if result is not None:
+        return result
     temporary = policy.temporary
-    if temporary is None or context.in_source or not _is_temporary(temporary, parts, kind):
-        return _judge_ordinary(policy, role_name, parts, kind, context, dotted, leaves)
+    if temporary is None or context.in_source or not _is_temporary(temporary, components, kind):
+        return _judge_ordinary(policy, role_name, components, kind, context, dotted, leaves)
     if context.staged:
         return temporary.permit
-    verdict = _judge_ordinary(policy, role_name, parts, kind, context, dotted, leaves)
-    return verdict if isinstance(verdict, Permit) else temporary.permit
+    result = _judge_ordinary(policy, role_name, components, kind, context, dotted, leaves)
+    return result if isinstance(result, Permit) else temporary.permit
 
 
-def _apart_or_closed(policy: Policy, role_name: str, parts: list[str]) -> Permit | Refusal | None:
-    """Return the verdict of the checks from `.git` to scratch (see the module); None if they do not decide."""
-    if (repository := policy.repository_of(parts)) is not None:
-        return repository.judge(parts) if role_name in policy.roles else policy.unknown_role
-    found = policy.protect_and_scratch.find(parts)
+def _decide_before_rules(policy: Policy, role_name: str, components: list[str]) -> Permit | Refusal | None:
+    """Return the decision of the checks from `.git` to scratch (see the module); None if they do not decide."""
+    if (repository := policy.repository_of(components)) is not None:
+        return repository.judge(components) if role_name in policy.roles else policy.unknown_role
+    found = policy.protect_and_scratch.find(components)
     if found:
         for one in found:
             if isinstance(one, Refusal):
                 return one
-        if policy.goes_by_rules(parts):
+        if policy.goes_by_rules(components):
             found = []
-    if policy.secrets and (secret := policy.secret(parts)) is not None:
+    if policy.secrets and (secret := policy.secret(components)) is not None:
         return secret
     role = policy.roles.get(role_name)
     if role is None:
         return policy.unknown_role
-    if role.deny and (refusals := role.deny.find(parts)):
+    if role.deny and (refusals := role.deny.find(components)):
         return refusals[0]
     return _first_scratch(found) if found else None
 
 
-def _is_temporary(temporary: Temporary, parts: list[str], kind: Kind) -> bool:
-    return (kind is _FILE or kind is _SYMLINK) and parts != [] and temporary.admits(parts)
+def _is_temporary(temporary: Temporary, components: list[str], kind: Kind) -> bool:
+    return (kind is _FILE or kind is _SYMLINK) and components != [] and temporary.admits(components)
 
 
 def _judge_ordinary(
-    policy: Policy, role_name: str, parts: list[str], kind: Kind, context: Context, dotted: bool, leaves: bool
+    policy: Policy, role_name: str, components: list[str], kind: Kind, context: Context, dotted: bool, leaves: bool
 ) -> Permit | Refusal:
-    """Return the verdict of `hidden`, the role's `write`, `keep` and the rules on a change of the source."""
+    """Return the decision of `hidden`, the role's `write`, `keep` and the rules on a change of the source."""
     role = policy.roles[role_name]
-    if dotted and not policy.hidden.everything and not policy.hidden.admits(parts):
+    if dotted and not policy.hidden.everything and not policy.hidden.admits(components):
         return policy.hidden.refusal
-    if role.write is not None and not role.write.find(parts):
+    if role.write is not None and not role.write.find(components):
         return role.elsewhere
-    if leaves and (refusals := policy.keep.find(parts)):
+    if leaves and (refusals := policy.keep.find(components)):
         return refusals[0]
-    matched = policy.rules.find(parts)
-    return _by_rules(matched, parts, kind, context, leaves) if matched else policy.default or role.default
+    matched = policy.rules.find(components)
+    return _by_rules(matched, components, kind, context, leaves) if matched else policy.default or role.default
 
 
 def _first_scratch(matches: list[Refusal | Scratch]) -> Permit:
     return min((match for match in matches if isinstance(match, Scratch)), key=_order).permit
 
 
-def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, context: Context, leaves: bool) -> Permit | Refusal:
+def _by_rules(
+    matched: list[Rule], components: list[str], kind: Kind, context: Context, leaves: bool
+) -> Permit | Refusal:
     """Return the permit of the widest rule that permits the change, or the refusal of the rule that comes closest."""
     for rule in matched:
         if rule.refusal is not None:
@@ -305,7 +307,7 @@ def _by_rules(matched: list[Rule], parts: list[str], kind: Kind, context: Contex
         matched.sort(key=_rank)
     if kind is _DIRECTORY:
         return matched[0].permit
-    stem, _, extension = parts[-1].rpartition(".") if parts else ("", "", "")
+    stem, _, extension = components[-1].rpartition(".") if components else ("", "", "")
     if not stem.strip("."):
         extension = ""
     closest: tuple[int, int, Refusal] | None = None

@@ -12,7 +12,7 @@ from bonobofs.policy.engine import decide_in_source
 from bonobofs.policy.pattern import parse
 from bonobofs.policy.presets import preset_file
 from bonobofs.policy.request import Context, Kind, Operation, Principal, Request, WorkspacePath
-from bonobofs.policy.toml_positions import Place
+from bonobofs.policy.toml_positions import KeyPath
 
 _SMALL_FILE: Final = Context(size=1, mode=0o644, head=b"a")
 
@@ -75,13 +75,13 @@ _RISKS: Final = {
 """Rules of the preset `project` that refuse changes. `warnings` tries the paths of their examples."""
 
 
-def warnings(document: Mapping[str, Any]) -> list[tuple[Place, str]]:
+def warnings(document: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
     """Return each warning with its key. `document` is `PolicyDocument.model_dump(mode="json")`."""
     policy = compile_policy(document)
     return [*_open_keys(document), *_open_risks(policy, document), *_idle_roles(policy, document)]
 
 
-def _open_keys(document: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+def _open_keys(document: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     if document.get("default") == "allow":
         yield ("default",), "every path that no rule names may be changed"
     if document.get("symlinks") == "any":
@@ -90,7 +90,7 @@ def _open_keys(document: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
         yield ("devices",), "device files may be made if the server runs as root"
 
 
-def _open_risks(policy: Policy, document: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+def _open_risks(policy: Policy, document: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Yield one warning for each kind of file that a role may change and that the preset `project` refuses."""
     project = load(preset_file("project")).model_dump(mode="json")
     rules = {rule["name"]: index for index, rule in enumerate(document.get("rule", ()))}
@@ -107,15 +107,15 @@ def _open_risks(policy: Policy, document: Mapping[str, Any]) -> Iterator[tuple[P
             continue
         hidden = hidden or any("/." in f"/{path}" for path in admitted)
         by = next(iter(admitted.values()))
-        place: Place = ("rule", rules[by]) if by in rules else ("default",)
+        key_path: KeyPath = ("rule", rules[by]) if by in rules else ("default",)
         more = f" and {len(admitted) - _SHOWN} more" if len(admitted) > _SHOWN else ""
         shown = ", ".join([*admitted][:_SHOWN]) + more
-        yield place, f'{kind} may be changed: {shown}; extends = "project" refuses them'
+        yield key_path, f'{kind} may be changed: {shown}; extends = "project" refuses them'
     if hidden and EVERYTHING in document.get("hidden", ()):
         yield ("hidden",), '"**" opens every hidden name, those that hold settings and secrets too'
 
 
-def _idle_roles(policy: Policy, document: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+def _idle_roles(policy: Policy, document: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Yield a warning for each role that permits nothing, or whose `write` overlaps with no rule."""
     for name, role in defined_roles(document).items():
         write = [parse(text) for text in role.get("write", ())]

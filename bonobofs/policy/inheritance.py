@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from bonobofs.policy.compiled import DEFAULT_ROLE
-from bonobofs.policy.toml_positions import Place
+from bonobofs.policy.toml_positions import KeyPath
 
 _LISTS: Final = ("hidden", "temporary", "secrets", "protect", "keep", "scratch", "rule", "role")
 _NAMED: Final = ("rule", "role")
@@ -52,7 +52,7 @@ def _extended(old: Any, new: Any) -> Any:
     return new
 
 
-def problems(raw: Mapping[str, Any], inherited: Mapping[str, Any] | None) -> Iterator[tuple[Place, str]]:
+def problems(raw: Mapping[str, Any], inherited: Mapping[str, Any] | None) -> Iterator[tuple[KeyPath, str]]:
     """Yield the mistakes between several keys of a file, or between a file and its preset. `raw` is not validated."""
     base: Mapping[str, Any] = inherited or {"rule": [], "role": {}}
     listed = raw.get("replace", [])
@@ -95,7 +95,7 @@ def _not_replaceable(entry: str, base: Mapping[str, Any], raw: Mapping[str, Any]
     return f"{entry!a} is not a list of a policy; write {', '.join([*_LISTS, 'rule.NAME', 'role.NAME', *_IN_TABLES])}"
 
 
-def _rule_names(rules: Sequence[Any], kept: Sequence[str]) -> Iterator[tuple[Place, str]]:
+def _rule_names(rules: Sequence[Any], kept: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
     names = [rule.get("name") if isinstance(rule, Mapping) else None for rule in rules]
     counted = Counter(name for name in names if isinstance(name, str))
     seen: set[str] = set()

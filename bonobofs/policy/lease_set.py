@@ -30,10 +30,10 @@ class LeaseSet:
     matcher: Matcher[LeaseMatch]
     known: bool = True
 
-    def against(self, parts: Sequence[str]) -> Holding | None:
+    def against(self, components: Sequence[str]) -> Holding | None:
         """Return the lease of another holder that denies this session a path, or None."""
         others, own = [], False
-        for one in self.matcher.find(parts):
+        for one in self.matcher.find(components):
             if one.own:
                 own = True
             else:
@@ -43,9 +43,9 @@ class LeaseSet:
         stop = next((one for one in others if not (own and one.shared)), None)
         return None if stop is None else stop.holding
 
-    def owns(self, parts: Sequence[str]) -> bool:
+    def owns(self, components: Sequence[str]) -> bool:
         """True if a lease of this session covers the path."""
-        return any(one.own for one in self.matcher.find(parts))
+        return any(one.own for one in self.matcher.find(components))
 
 
 def compile_leases(documents: Iterable[Mapping[str, Any]]) -> LeaseSet:

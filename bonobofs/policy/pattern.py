@@ -185,8 +185,8 @@ def _class(body: str) -> Token:
         else:
             ranges.append((ord(rest[at]), ord(rest[at])))
             at += 1
-    parts = (re.escape(chr(low)) + (f"-{re.escape(chr(high))}" if high > low else "") for low, high in ranges)
-    return Token(f"[{'^' if negated else ''}{''.join(parts)}]", False, tuple(ranges), negated)
+    components = (re.escape(chr(low)) + (f"-{re.escape(chr(high))}" if high > low else "") for low, high in ranges)
+    return Token(f"[{'^' if negated else ''}{''.join(components)}]", False, tuple(ranges), negated)
 
 
 def first_match(component: str, names: Iterable[str]) -> str | None:
@@ -381,13 +381,13 @@ class Matcher(Generic[Value]):
     def __bool__(self) -> bool:
         return not self._empty
 
-    def find(self, parts: Sequence[str]) -> list[Value]:
-        """Return the values of all patterns that match a path. `parts` are its components; the root has none."""
+    def find(self, components: Sequence[str]) -> list[Value]:
+        """Return the values of all patterns that match a path. `components` are its components; the root has none."""
         found = self._root.subtree[:]
-        if not self._names.isdisjoint(parts):
-            found += [value for name in parts for value in self._anywhere.get(name, ())]
+        if not self._names.isdisjoint(components):
+            found += [value for name in components for value in self._anywhere.get(name, ())]
         active: Iterable[_Node[Value]] = self._begin
-        for name in parts:
+        for name in components:
             following: list[_Node[Value]] = []
             for node in active:
                 if node.below:

@@ -136,7 +136,7 @@ class Request(NamedTuple):
 
 
 class Context(NamedTuple):
-    """State of the file system that a verdict depends on. Sizes are in bytes; -1: the change keeps the value."""
+    """State of the file system that a decision depends on. Sizes are in bytes; -1: the change keeps the value."""
 
     size: int = -1
     """Size of the regular file after the change."""

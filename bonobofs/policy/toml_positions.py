@@ -10,7 +10,7 @@ import re
 import tomllib
 from typing import Final
 
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """The path to a value: keys of tables and indices of arrays, like pydantic's `loc`."""
 
 _BLANK: Final = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
@@ -22,7 +22,7 @@ _STRING: Final = re.compile(
 _SCALAR: Final = re.compile(r"[^,\]}#\r\n]+")
 
 
-def positions(text: str) -> dict[Place, int]:
+def positions(text: str) -> dict[KeyPath, int]:
     """Return the line, counted from 1, of every key and array element of a valid TOML text."""
     scanner = _Scanner(text.replace("\r\n", "\n"))
     scanner.document()
@@ -33,12 +33,12 @@ class _Scanner:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
-        self.lines: dict[Place, int] = {}
+        self.lines: dict[KeyPath, int] = {}
         self._counted = (0, 1)
-        self._tables: dict[Place, int] = {}
+        self._tables: dict[KeyPath, int] = {}
 
     def document(self) -> None:
-        table: Place = ()
+        table: KeyPath = ()
         self._skip(_BLANK)
         while self.at < len(self.text):
             if self.text.startswith("[[", self.at):
@@ -51,7 +51,7 @@ class _Scanner:
                 self._pair(table)
             self._skip(_BLANK)
 
-    def _array_of_tables(self) -> Place:
+    def _array_of_tables(self) -> KeyPath:
         self.at += 2
         array = self._key(())
         index = self._tables[array] = self._tables.get(array, -1) + 1
@@ -59,55 +59,55 @@ class _Scanner:
         self.at += 2
         return (*array, index)
 
-    def _pair(self, table: Place) -> None:
-        place = self._key(table)
+    def _pair(self, table: KeyPath) -> None:
+        key_path = self._key(table)
         self.at += 1
-        self._value(place)
+        self._value(key_path)
 
-    def _key(self, table: Place) -> Place:
+    def _key(self, table: KeyPath) -> KeyPath:
         """Parse a dotted key. The name of an array of tables refers to the last element of that array."""
-        place = table
+        key_path = table
         while True:
             match = _KEY.match(self.text, self.at)
             if match is None:
                 raise ValueError("not a key")
             name = match[1]
-            place = (*place, _unquoted(name))
-            self._note(place, match.start(1))
+            key_path = (*key_path, _unquoted(name))
+            self._note(key_path, match.start(1))
             self.at = match.end()
             dotted = self.text.startswith(".", self.at)
             if not dotted:
-                return place
-            if place in self._tables:
-                place = (*place, self._tables[place])
+                return key_path
+            if key_path in self._tables:
+                key_path = (*key_path, self._tables[key_path])
             self.at += 1
 
-    def _value(self, place: Place) -> None:
+    def _value(self, key_path: KeyPath) -> None:
         self._skip(_BLANK)
-        self._note(place)
+        self._note(key_path)
         opening = self.text[self.at]
         if opening == "[":
-            self._elements(place)
+            self._elements(key_path)
         elif opening == "{":
-            self._inline_table(place)
+            self._inline_table(key_path)
         elif not self._skip(_STRING):
             self._skip(_SCALAR)
 
-    def _elements(self, place: Place) -> None:
+    def _elements(self, key_path: KeyPath) -> None:
         self.at += 1
         index = 0
         self._skip(_BLANK)
         while self.text[self.at] != "]":
-            self._value((*place, index))
+            self._value((*key_path, index))
             index += 1
             self._separator()
         self.at += 1
 
-    def _inline_table(self, place: Place) -> None:
+    def _inline_table(self, key_path: KeyPath) -> None:
         self.at += 1
         self._skip(_BLANK)
         while self.text[self.at] != "}":
-            self._pair(place)
+            self._pair(key_path)
             self._separator()
         self.at += 1
 
@@ -124,13 +124,13 @@ class _Scanner:
         self.at = match.end()
         return True
 
-    def _note(self, place: Place, at: int | None = None) -> None:
-        """Store the line of a place, unless it has one: the header of a table comes before its keys."""
+    def _note(self, key_path: KeyPath, at: int | None = None) -> None:
+        """Store the line of a key path, unless it has one: the header of a table comes before its keys."""
         at = self.at if at is None else at
         counted, line = self._counted
         line += self.text.count("\n", counted, at)
         self._counted = (at, line)
-        self.lines.setdefault(place, line)
+        self.lines.setdefault(key_path, line)
 
 
 def _unquoted(name: str) -> str:

@@ -144,14 +144,14 @@ def writable(view: View) -> list[str]:
 
 def hidden(path: str, view: View) -> list[str]:
     """Return the symlinks that a path outside passes, and its target, as far as the sandbox does not show them."""
-    places = [*SYSTEM, *_TOP, "/etc/alternatives", *view.read]
-    return [each for each in symlinks_and_target(path) if not _is_shown(each, places, view)]
+    shown = [*SYSTEM, *_TOP, "/etc/alternatives", *view.read]
+    return [each for each in symlinks_and_target(path) if not _is_shown(each, shown, view)]
 
 
-def _is_shown(path: str, places: list[str], view: View) -> bool:
+def _is_shown(path: str, shown: list[str], view: View) -> bool:
     if is_within(path, view.workspace) or is_within(path, view.inside):
         return True
-    return not is_within(path, view.state) and any(is_within(path, place) for place in places)
+    return not is_within(path, view.state) and any(is_within(path, top) for top in shown)
 
 
 def own_code() -> tuple[str, ...]:
@@ -161,4 +161,4 @@ def own_code() -> tuple[str, ...]:
     """
     package = Path(__file__).resolve().parent.parent
     found = (os.path.realpath(sys.base_prefix), sys.base_prefix, sys.prefix, str(package))
-    return tuple(dict.fromkeys(path for path in found if not any(is_within(path, place) for place in SYSTEM)))
+    return tuple(dict.fromkeys(path for path in found if not any(is_within(path, top) for top in SYSTEM)))

@@ -273,8 +273,10 @@ def _open_recorder() -> socket.socket:
 
 def _assembled(lines: Sequence[tuple[str, int, int, str, str]]) -> bytes:
     """Return the `struct sock_filter` of each line."""
-    places = {line[0]: index for index, line in enumerate(lines) if line[0]}
+    indices = {line[0]: index for index, line in enumerate(lines) if line[0]}
     return b"".join(
-        struct.pack("=HBBI", code, places[yes] - index - 1 if yes else 0, places[no] - index - 1 if no else 0, operand)
+        struct.pack(
+            "=HBBI", code, indices[yes] - index - 1 if yes else 0, indices[no] - index - 1 if no else 0, operand
+        )
         for index, (_, code, operand, yes, no) in enumerate(lines)
     )

@@ -38,9 +38,9 @@ def enter_shell(home: Path, mountpoint: Path, command: Sequence[str]) -> NoRetur
     if session is None or session.mountpoint != resolved:
         raise MountError(_nothing_to_call(mountpoint, resolved))
     provisioned = provision(home, session)
-    place = session.directory / "bin"
+    bin_dir = session.directory / "bin"
     path = [part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if not is_session_bin(part, home)]
-    environment = {**os.environ, **provisioned.env, "PATH": os.pathsep.join([str(place), *path])}
+    environment = {**os.environ, **provisioned.env, "PATH": os.pathsep.join([str(bin_dir), *path])}
     environment[SOCKET_VARIABLE] = str(session.directory / GUARD_SOCKET)
     environment[POLICY_VARIABLE] = str(session.mountpoint / ".bonobofs/policy.md")
     if not command and sys.stdin.isatty():
@@ -126,9 +126,9 @@ exec {python} {session} "$@"
 
 def make_programs(directory: Path, home: Path) -> Path:
     """Create `bin` in a session's `inside` directory; return its path. It has a bd, and a git if PATH has one."""
-    place = directory / "bin"
+    bin_dir = directory / "bin"
     directory.mkdir(mode=0o700, exist_ok=True)
-    place.mkdir(mode=0o700, exist_ok=True)
+    bin_dir.mkdir(mode=0o700, exist_ok=True)
     real = find_program("git", home)
     if real is not None:
         text = _GIT.format(
@@ -137,9 +137,9 @@ def make_programs(directory: Path, home: Path) -> Path:
             session=shlex.quote(str(directory)),
             python=_python("git.git_shim"),
         )
-        _write(place / "git", text)
-    _write(place / "bd", _BD.format(python=_python("beads.bd_shim"), session=shlex.quote(str(directory))))
-    return place
+        _write(bin_dir / "git", text)
+    _write(bin_dir / "bd", _BD.format(python=_python("beads.bd_shim"), session=shlex.quote(str(directory))))
+    return bin_dir
 
 
 def _python(module: str) -> str:

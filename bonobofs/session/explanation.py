@@ -142,9 +142,9 @@ def _explain_by_session(
 
 def _explain_by_attribute(path: Path, mount: mounts.Mount, *, plain: bool) -> dict[str, Any]:
     """Read the decision on writing a path from the attribute of the path, else of its directory. UsageError."""
-    for place, name in ((path, WHY), (path.parent, f"{WHY}.{path.name}")) if plain else ():
+    for owner, name in ((path, WHY), (path.parent, f"{WHY}.{path.name}")) if plain else ():
         try:
-            answer: dict[str, Any] = json.loads(os.getxattr(place, name))
+            answer: dict[str, Any] = json.loads(os.getxattr(owner, name))
         except (OSError, ValueError):
             continue
         return answer

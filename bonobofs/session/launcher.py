@@ -113,14 +113,14 @@ class ServerStart:
 
 def companion_program(source: str, mountpoint: str, module: str = COMPANION) -> CompanionProgram:
     """The companion's module, and the directories of the libraries that it needs beyond the standard one."""
-    places = []
+    directories = []
     for name in ("watchdog", "pydantic", "sqlalchemy", "psycopg", "pygit2", "cffi"):
         found = importlib.util.find_spec(name)
         if found is not None and found.origin is not None:
-            places.append(Path(found.origin).resolve().parent.parent)
+            directories.append(Path(found.origin).resolve().parent.parent)
     # The agent must not be able to change a library, so none is loaded from the source or the mount.
     writable = (Path(source), Path(mountpoint))
-    safe = {str(place): None for place in places if not any(is_within(place, one) for one in writable)}
+    safe = {str(each): None for each in directories if not any(is_within(each, one) for one in writable)}
     return CompanionProgram(module, list(safe))
 
 

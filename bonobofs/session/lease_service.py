@@ -67,9 +67,9 @@ def workspace_around(home: Path, directory: Path) -> Path:
         for root in (one.source, one.mountpoint if lives(one) else None)
         if root is not None
     }
-    for place in (directory, *directory.parents):
-        if place in roots:
-            return roots[place]
+    for above in (directory, *directory.parents):
+        if above in roots:
+            return roots[above]
     raise UsageError(f"{directory} is in no workspace that was mounted before; give --workspace DIR")
 
 

@@ -219,11 +219,11 @@ def _repository(
     else:
         uid, gid, groups = guest.uid, guest.gid, os.getgrouplist(guest.name, guest.gid)
     socket = inside_directory(home, session.session) / GUARD_SOCKET
-    place = session_directory(home, session.session) / scratch_dir.REPOSITORY
+    git_dir = session_directory(home, session.session) / scratch_dir.REPOSITORY
     try:
-        built = build(source, place, author, rules.protected_branches, socket, Owner(uid, gid))
+        built = build(source, git_dir, author, rules.protected_branches, socket, Owner(uid, gid))
     except GitError as error:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(git_dir, ignore_errors=True)
         return None, (f"Git cannot change anything in this mount: {error}.",)
     return RepositoryConfig(built.common, built.stores, uid, gid, groups), built.notes
 

@@ -88,7 +88,7 @@ class OpenSession(NamedTuple):
     """The state directory."""
 
     @property
-    def place(self) -> str:
+    def access_path(self) -> str:
         """Path of the source."""
         return self.session.source
 

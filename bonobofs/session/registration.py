@@ -213,7 +213,7 @@ def find_tracked(home: Path, source: Path, policy: Policy) -> TrackedFiles:
     """Find the tracked paths of a source. If its repository cannot be read, all existing scratch paths count."""
     if not policy.scratch and not policy.secrets:
         return TrackedFiles([])
-    root = next((place for place in (source, *source.parents) if os.path.lexists(place / ".git")), None)
+    root = next((above for above in (source, *source.parents) if os.path.lexists(above / ".git")), None)
     if root is None:
         return TrackedFiles([])
     prefix = "" if root == source else f"{source.relative_to(root)}/"

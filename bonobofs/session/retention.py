@@ -28,24 +28,24 @@ AT_ONCE: Final = 2 * 1024 * 1024
 """Maximum bytes that a mount or umount compresses, in about 0.1 s. The daemon and `audit prune` compress the rest."""
 
 _LOCK: Final = "retention.lock"
-GoesOn = Callable[[], bool]
+Condition = Callable[[], bool]
 
 
-def compress_ended(home: Path, most: int | None = AT_ONCE, goes_on: GoesOn = lambda: True) -> list[str]:
+def compress_ended(home: Path, most: int | None = AT_ONCE, may_continue: Condition = lambda: True) -> list[str]:
     """Compress the trails of ended sessions, at most `most` bytes in total; return one line per failure.
 
     If another process holds the lock, do nothing.
     """
     with locked_if_free(home / _LOCK, retry=never) as is_ours:
-        return _compress_ended(home, most, goes_on) if is_ours else []
+        return _compress_ended(home, most, may_continue) if is_ours else []
 
 
-def _compress_ended(home: Path, most: int | None, goes_on: GoesOn) -> list[str]:
+def _compress_ended(home: Path, most: int | None, may_continue: Condition) -> list[str]:
     problems = []
     for trail in sorted((home / "trails").glob("*.jsonl")):
         try:
             size = trail.stat().st_size
-            if (most is not None and size > most) or not goes_on() or not has_ended(home, trail):
+            if (most is not None and size > most) or not may_continue() or not has_ended(home, trail):
                 continue
             most = None if most is None else most - size
             compress(trail)
@@ -85,7 +85,9 @@ def limits(home: Path) -> RetentionLimits:
     return RetentionLimits(audit.keep, int(audit.max_total))
 
 
-def prune(home: Path, *, dry_run: bool = False, goes_on: GoesOn = lambda: True, now: datetime | None = None) -> Pruning:
+def prune(
+    home: Path, *, dry_run: bool = False, may_continue: Condition = lambda: True, now: datetime | None = None
+) -> Pruning:
     """Compress ended trails; remove the oldest ones that exceed `keep`, or the limit of total bytes.
 
     The tombstone is written before its trail is removed. If the process is killed between, the next pruning removes
@@ -94,11 +96,11 @@ def prune(home: Path, *, dry_run: bool = False, goes_on: GoesOn = lambda: True, 
     bounds = limits(home)
     oldest = since(bounds.keep, now or datetime.now(UTC))
     with locked(home / _LOCK):
-        failures = [] if dry_run else _compress_ended(home, None, goes_on)
+        failures = [] if dry_run else _compress_ended(home, None, may_continue)
         _check_record(home)
         if not dry_run:
             _finish(home)
-        pruning = _due(home, bounds, oldest, goes_on)._replace(failures=failures)
+        pruning = _due(home, bounds, oldest, may_continue)._replace(failures=failures)
         if pruning.pruned and not dry_run:
             with appending(home, getpass.getuser()) as record:
                 for tombstone in pruning.pruned:
@@ -107,14 +109,14 @@ def prune(home: Path, *, dry_run: bool = False, goes_on: GoesOn = lambda: True, 
         return pruning
 
 
-def _due(home: Path, bounds: RetentionLimits, oldest: datetime, goes_on: GoesOn) -> Pruning:
+def _due(home: Path, bounds: RetentionLimits, oldest: datetime, may_continue: Condition) -> Pruning:
     """Find the trails to prune, oldest first."""
     trails = [(stat_trail(trail), trail) for trail in trails_in(home / "trails")]
     total = sum(status.st_size for status, _ in trails)
     pruning = Pruning([], {}, [])
     for status, trail in sorted(trails, key=lambda each: (each[0].st_mtime_ns, each[1])):
         old = status.st_mtime < oldest.timestamp()
-        if not goes_on() or not (old or total > bounds.max_total):
+        if not may_continue() or not (old or total > bounds.max_total):
             break
         if not has_ended(home, trail):
             continue

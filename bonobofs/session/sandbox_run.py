@@ -243,9 +243,9 @@ def _lock_kept_home(view: View, agent: str) -> Iterator[None]:
             raise MountError(
                 f"another run uses the kept home of {agent}; wait until it ends, or name another agent: --agent"
             )
-        for place in (*view.read, view.state, view.inside, view.workspace):
-            if is_within(place, view.account.home):
-                _check_kept_path(view.kept_home, os.path.relpath(place, view.account.home), os.path.isdir(place))
+        for path in (*view.read, view.state, view.inside, view.workspace):
+            if is_within(path, view.account.home):
+                _check_kept_path(view.kept_home, os.path.relpath(path, view.account.home), os.path.isdir(path))
         yield
 
 

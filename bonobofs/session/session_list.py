@@ -107,12 +107,12 @@ def session_around(home: Path, path: Path) -> SessionStatus | None:
     StateError: the path is in a mount whose session cannot be read.
     """
     serving = [entry for entry in statuses(home) if entry.state in SERVED]
-    for place in ("mountpoint", "source"):
+    for side in ("mountpoint", "source"):
         for entry in reversed(serving):
-            root = getattr(entry.session, place)
+            root = getattr(entry.session, side)
             if root is not None and is_within(path, root):
                 return entry
-        if place == "mountpoint" and any(is_within(path, mount.mountpoint) for mount in mounts.bonobofs_mounts()):
+        if side == "mountpoint" and any(is_within(path, mount.mountpoint) for mount in mounts.bonobofs_mounts()):
             for error in unreadable(home).values():
                 raise StateError(f"{path} is in a mount whose session cannot be read: {error}")
     return None

@@ -360,12 +360,12 @@ def _move_unsaved(home: Path, record: Worktree, where: WorktreePaths) -> Removed
         if error.kind == "busy" or error.paths:
             raise
         # The repository is gone with all commits, so keep the whole tree.
-        place = _free_path(where.kept)
-        os.rename(where.tree, place)
-        return RemovedWorktree(record, place, ("all of it",), (), ())
+        target = _free_path(where.kept)
+        os.rename(where.tree, target)
+        return RemovedWorktree(record, target, ("all of it",), (), ())
     for path, content in unsaved.staged.items():
-        place = _free_path(Path(f"{where.kept}.staged", path))
-        place.write_bytes(content)
+        target = _free_path(Path(f"{where.kept}.staged", path))
+        target.write_bytes(content)
     files = _move_to_kept(where, unsaved.files)
     for path in unsaved.tracked:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -382,18 +382,18 @@ def _move_unsaved(home: Path, record: Worktree, where: WorktreePaths) -> Removed
 
 def _move_to_kept(where: WorktreePaths, paths: Sequence[str]) -> list[str]:
     for path in paths:
-        place = _free_path(where.kept / path)
-        os.rename(where.tree / path, place)
+        target = _free_path(where.kept / path)
+        os.rename(where.tree / path, target)
     return list(paths)
 
 
-def _free_path(place: Path) -> Path:
-    """Return `place`, or the first free `place~N`. Creates the parent directories."""
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+def _free_path(target: Path) -> Path:
+    """Return `target`, or the first free `target~N`. Creates the parent directories."""
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     number = 2
-    free = place
+    free = target
     while os.path.lexists(free):
-        free = place.with_name(f"{place.name}~{number}")
+        free = target.with_name(f"{target.name}~{number}")
         number += 1
     return free
 

@@ -1,4 +1,4 @@
-"""The state directory: its place, its checks, the paths in it, and its JSON documents.
+"""The state directory: its path, its checks, the paths in it, and its JSON documents.
 
 bonobofs.db             teams, agents, sessions and leases (`schema`), unless BONOBOFS_DATABASE names another database
 home.id                 the UUID of this directory, among those that share a database

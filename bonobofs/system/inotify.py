@@ -206,8 +206,8 @@ class Watcher:
         """Message on the unwatched part of the source and the reason; "" if all is watched."""
         if not self._reason:
             return ""
-        places = sorted({os.fsdecode(each.path)[:_LONGEST_SHOWN] or "." for each in islice(self._gaps, _MOST_SHOWN)})
-        named = ", ".join(map(repr, places)) or "directories that have gone"
+        paths = sorted({os.fsdecode(each.path)[:_LONGEST_SHOWN] or "." for each in islice(self._gaps, _MOST_SHOWN)})
+        named = ", ".join(map(repr, paths)) or "directories that have gone"
         more = f" and {len(self._gaps) - _MOST_SHOWN} more" if len(self._gaps) > _MOST_SHOWN else ""
         return f"{len(self._by_wd)} directories are watched, and not all below {named}{more}: {self._reason}"
 

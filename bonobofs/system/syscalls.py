@@ -69,9 +69,9 @@ def getdents(fd: int, buffer: ctypes.Array[ctypes.c_char], size: int) -> int:
     return _check(_getdents(fd, buffer, size))
 
 
-def renameat2(source_dir: int, source: bytes, target_dir: int, target: bytes, flags: int) -> None:
+def renameat2(old_dir: int, old: bytes, new_dir: int, new: bytes, flags: int) -> None:
     """Rename with RENAME_NOREPLACE or RENAME_EXCHANGE."""
-    _check(_renameat2(source_dir, source, target_dir, target, flags))
+    _check(_renameat2(old_dir, old, new_dir, new, flags))
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:

@@ -72,7 +72,7 @@ class Desk:
 
     def courier(self, *, only_denials: bool = False, pace: Pace = AT_ONCE) -> Courier:
         return Courier(
-            "mail", self.mailbox(), self.kept, HOME, only_denials=only_denials, pace=pace, tell=self.told.append
+            "mail", self.mailbox(), self.kept, HOME, only_denials=only_denials, pace=pace, warn=self.told.append
         )
 
     def trail(self) -> Trail:
@@ -388,12 +388,12 @@ def test_an_agent_with_endless_denials_delays_no_other(far_desk: Desk) -> None:
     other.alert("look")
     hammering.denial(DENIED, "create")
 
-    def goes_on() -> bool:
+    def may_continue() -> bool:
         hammering.denial(DENIED, "create")
         return True
 
     trails = {path.stem: path for path in sorted(far_desk.trails.glob("*.jsonl"))}
-    far_desk.courier().run(trails, goes_on)
+    far_desk.courier().run(trails, may_continue)
     assert other.identity.session in {one.session for one in far_desk.posted()}
 
 

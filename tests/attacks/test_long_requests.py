@@ -47,10 +47,10 @@ class Beside(NamedTuple):
     """How many of its requests were answered."""
 
 
-def look(mount: Path, goes_on: Callable[[], bool]) -> tuple[float, int]:
+def look(mount: Path, may_continue: Callable[[], bool]) -> tuple[float, int]:
     """Look for names that do not exist; seconds of the slowest request, and how many there were."""
     slowest, served = 0.0, 0
-    while goes_on():
+    while may_continue():
         began = time.monotonic()
         assert not os.path.lexists(mount / f"beside/missing-{served}")
         slowest = max(slowest, time.monotonic() - began)

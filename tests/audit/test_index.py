@@ -243,12 +243,12 @@ def test_a_continuous_writer_does_not_delay_other_trails(create: Create, home: P
     change(other, "other")
     other.flush()
 
-    def goes_on() -> bool:
+    def may_continue() -> bool:
         change(restless, "more")
         restless.flush()
         return True
 
-    index.catch_up(goes_on)
+    index.catch_up(may_continue)
     assert "other" in paths(index)
 
 
@@ -281,7 +281,7 @@ def test_two_readers_index_each_entry_once(create: Create, home: Path, index: Au
     entered = tables.enter_trail("here", "s")
     index.catch_up()
     with pytest.raises(StateError, match="another process"):
-        tables.advance(0, entered._replace(place=7), [], {})
+        tables.advance(0, entered._replace(offset=7), [], {})
     assert paths(index) == ["a"]
 
 
@@ -402,10 +402,10 @@ from bonobofs.audit import index
 from bonobofs.audit.index_store import open_tables
 index.ENTRIES_AT_ONCE = 50
 home = Path(sys.argv[1])
-def goes_on():
+def may_continue():
     print("on", flush=True)
     return True
-index.Index(home, "here", open_tables(home)).catch_up(goes_on)
+index.Index(home, "here", open_tables(home)).catch_up(may_continue)
 """
     for rounds in (3, 20, 9):
         with subprocess.Popen(

@@ -158,7 +158,7 @@ class _Session(NamedTuple):
     guard: Enforcer
     log: AuditLog
     change_lock: threading.Lock
-    place: str
+    access_path: str
     home: Path
 
 

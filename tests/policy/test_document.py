@@ -20,7 +20,7 @@ from bonobofs.policy.document import PolicyDocument, load, parse
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.presets import packaged_default
 from bonobofs.policy.role_lists import FAMILIES, Conventions, conventions
-from bonobofs.policy.toml_positions import Place, positions
+from bonobofs.policy.toml_positions import KeyPath, positions
 from tests.policy.random_policies import documents, one_line
 
 DEFAULT = packaged_default().read_text(encoding="utf-8")
@@ -380,11 +380,11 @@ def quoted(text: str) -> str:
 # Lines
 
 
-def places(value: Any, place: Place = ()) -> list[Place]:
+def where_text(value: Any, place: KeyPath = ()) -> list[KeyPath]:
     inner = (
         list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
     )
-    return [deeper for key, child in inner for deeper in [(*place, key), *places(child, (*place, key))]]
+    return [deeper for key, child in inner for deeper in [(*place, key), *where_text(child, (*place, key))]]
 
 
 @settings(max_examples=500, deadline=None)
@@ -395,7 +395,7 @@ def test_every_key_and_element_of_a_valid_text_has_a_line(text: str) -> None:
     except ValueError:
         return
     found = positions(text)
-    assert [place for place in places(raw) if place not in found] == []
+    assert [place for place in where_text(raw) if place not in found] == []
     assert set(found.values()) <= set(range(1, text.count("\n") + 2))
 
 
@@ -404,7 +404,7 @@ def test_every_key_and_element_of_a_valid_text_has_a_line(text: str) -> None:
 def test_every_key_and_element_of_random_values_has_a_line(table: dict[str, Any]) -> None:
     text = "".join(f"{quoted(key)} = {inline(value)}\n" for key, value in table.items())
     found = positions(text)
-    assert [place for place in places(tomllib.loads(text)) if place not in found] == []
+    assert [place for place in where_text(tomllib.loads(text)) if place not in found] == []
 
 
 def test_a_key_named_line_has_a_position() -> None:
@@ -433,14 +433,14 @@ l20 = { l20b.l20c = 1 }
 "l22" = "\\"\\\\"
 '''
     found = positions(text)
-    expected = [place for place in places(tomllib.loads(text)) if isinstance(place[-1], str)]
+    expected = [place for place in where_text(tomllib.loads(text)) if isinstance(place[-1], str)]
     assert {place: found[place] for place in expected} == {place: named_line(place) for place in expected}
     assert (found["l2", 1], found["l2", 2], found["l2", 3]) == (2, 3, 3)
     assert found["l12", 1] == 16
     assert found["l12", 1, "l18", 1] == 19
 
 
-def named_line(place: Place) -> int:
+def named_line(place: KeyPath) -> int:
     return int(re.findall(r"\d+", str(place[-1]))[0])
 
 

@@ -207,12 +207,12 @@ def test_a_long_pattern_comparison_blocks_no_other(
 ) -> None:
     """Neither another acquirer nor a heartbeat waits. Leases granted meanwhile are compared too."""
     acquire(database, ann, "docs/**")
-    compares, goes_on = threading.Event(), threading.Event()
+    compares, may_continue = threading.Event(), threading.Event()
     said: list[str] = []
 
     def slow(one: str, other: str) -> bool:
         compares.set()
-        assert goes_on.wait(30)
+        assert may_continue.wait(30)
         return patterns_meet(one, other)
 
     def compare() -> None:
@@ -227,7 +227,7 @@ def test_a_long_pattern_comparison_blocks_no_other(
     assert compares.wait(30)
     eve = Holder("eve", agent_registry.add(database, "eve").id)
     acquire(database, eve, "src/a")
-    goes_on.set()
+    may_continue.set()
     thread.join()
     assert len(said) == 1
     assert "src/** overlaps with src/a, held by eve" in said[0]
