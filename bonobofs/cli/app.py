@@ -41,6 +41,7 @@ _TREE: Final = {
         "Run the daemon of this state directory: it updates the index, expires leases and sends the record to Agent "
         "Mail.",
     ),
+    "mcp": _TreeEntry("mcp_command.mcp", "Serve the session's tools to an MCP client, under the session's policy."),
     "doctor": _TreeEntry(
         "doctor.doctor", "Check what mounting needs on this machine, and print a remedy for each problem."
     ),

@@ -210,8 +210,7 @@ class CallableSession(NamedTuple):
 def callable_session(home: Path, path: Path) -> CallableSession | None:
     """Return the session in whose mount a path lies; None outside a mount, or if the session does not admit this user.
 
-    A mount from another state directory names its socket in `.bonobofs/whoami.json`. The name is trusted if root or
-    this user made the mount and owns the socket's directory. MountError: the server of the mount is gone.
+    A mount from another state directory names its socket itself. MountError: the server of the mount is gone.
     """
     check_served(home, path)
     session = mount_around(home, path)
@@ -219,6 +218,15 @@ def callable_session(home: Path, path: Path) -> CallableSession | None:
         directory = inside_directory(home, session.session)
         identity = session.session, session.agent_id, session.role, session.source, session.issue
         return CallableSession(directory, Path(session.mountpoint), *identity)
+    return session_of_mount(path)
+
+
+def session_of_mount(path: Path) -> CallableSession | None:
+    """Return the session that the mount around a path names in `.bonobofs/whoami.json`; None as for `callable_session`.
+
+    The name is trusted if root or this user made the mount and owns the socket's directory. Neither the environment nor
+    a state directory is read.
+    """
     mount = mounts.mount_around(path)
     if mount is None or mount.owner not in (0, os.geteuid()):
         return None

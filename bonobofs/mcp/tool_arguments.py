@@ -1,0 +1,124 @@
+"""The arguments of the MCP tools, and their JSON schemas.
+
+The schemas of `read_file`, `write_file`, `list_files` and `search_files` are those of seed 002, word for word.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
+
+LARGEST_TEXT: Final = 12 << 20
+"""Bytes of UTF-8 in one text. With its escapes, the call must fit the 16 MiB of guard.sock."""
+
+
+class _PlainSchema(GenerateJsonSchema):
+    """JSON schemas without titles, defaults and null: an optional argument is one that can be left out."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        del schema
+        return False
+
+    def default_schema(self, schema: Any) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def nullable_schema(self, schema: Any) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def model_schema(self, schema: Any) -> JsonSchemaValue:
+        document = super().model_schema(schema)
+        return {name: value for name, value in document.items() if name not in ("title", "additionalProperties")}
+
+    def generate(self, schema: CoreSchema, mode: Any = "validation") -> JsonSchemaValue:
+        document = super().generate(schema, mode)
+        return {name: value for name, value in document.items() if name != "description"}
+
+
+class Arguments(BaseModel):
+    """The arguments of one tool. Unknown arguments are an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """Return the `inputSchema`."""
+        return cls.model_json_schema(schema_generator=_PlainSchema)
+
+    def values(self) -> dict[str, Any]:
+        """Return the arguments that have a value."""
+        return self.model_dump(exclude_none=True)
+
+
+def _whole(number: float) -> float:
+    if not number.is_integer():
+        raise PydanticCustomError("whole", "it must be a whole number")
+    return int(number)
+
+
+def _bounded(text: str) -> str:
+    if len(text.encode()) > LARGEST_TEXT:
+        raise PydanticCustomError("long", "a text has at most {most} bytes", {"most": LARGEST_TEXT})
+    return text
+
+
+Whole = Annotated[float, AfterValidator(_whole)]
+"""A JSON number, as the seed writes it, that must be whole."""
+Text = Annotated[str, AfterValidator(_bounded)]
+Texts = list[Text]
+
+
+class NoArguments(Arguments):
+    pass
+
+
+class ReadFile(Arguments):
+    path: Text = Field(description="Path to file (relative to project root)")
+    offset: Whole | None = Field(None, description="Line number to start from (1-indexed)")
+    limit: Whole | None = Field(None, description="Maximum lines to return")
+
+
+class WriteFile(Arguments):
+    path: Text = Field(description="Path to file (relative to project root)")
+    content: Text = Field(description="Content to write")
+    createOnly: bool | None = Field(None, description="If true, fail if file exists")  # noqa: N815 - the seed's name
+
+
+class ListFiles(Arguments):
+    path: Text = Field(description="Directory path (relative to project root)")
+    pattern: Text | None = Field(None, description="Glob pattern to filter results")
+    recursive: bool | None = Field(None, description="Include subdirectories")
+
+
+class SearchFiles(Arguments):
+    query: Text = Field(description="Search query (regex supported)")
+    path: Text | None = Field(None, description="Directory to search in")
+    include: Text | None = Field(None, description="Glob pattern for files to include")
+    exclude: Text | None = Field(None, description="Glob pattern for files to exclude")
+
+
+class Why(Arguments):
+    path: Text = Field(description="Path of the change (relative to project root)")
+    operation: Text | None = Field(
+        None, description="Planned operation, such as write_file, delete_file, rename or mkdir. Default: write the file"
+    )
+    to: Text | None = Field(None, description="New path of a rename or link")
+    size: int | None = Field(None, description="Planned size of the file in bytes")
+
+
+class LeaseAcquire(Arguments):
+    patterns: Texts = Field(description="Paths and patterns to reserve, such as src/**")
+    shared: bool | None = Field(None, description="If true, other shared leases of the same files are admitted")
+    seconds: int | None = Field(None, description="Duration. Default: the longest that the policy admits, or 24 h")
+    reason: Text | None = Field(None, description="What the files are reserved for")
+
+
+class LeaseExtend(Arguments):
+    lease: Text | None = Field(None, description="UUID of the lease. Default: the agent's oldest lease")
+    seconds: int | None = Field(None, description="Duration from now")
+
+
+class LeaseRelease(Arguments):
+    lease: Text | None = Field(None, description="UUID of the lease. Default: the agent's oldest lease")
