@@ -22,6 +22,7 @@ ACTING: Final = {
     "mount",
     "umount",
     "shell",
+    "mcp",
     "audit index",
     "agent add",
     "agent change",

@@ -173,8 +173,7 @@ def test_after_the_end_of_the_mount_each_call_fails_at_once(served: Serve, mount
     alice = served(role="impl")
     path = alice.world.path
     alice.world.umount()
-    assert "does not answer" in alice.refusal("write_file", path="tests/test_a.py", content="a")["error"]["message"]
-    assert alice.refusal("why", path="tests/test_a.py")["error"]["type"] == "StateError"
+    assert "does not answer" in alice.refusal("why", path="tests/test_a.py")["error"]["message"]
     mounted(mountpoint=path, agent="bob", role="impl")
     # The server stays that of alice's session: it never acts as bob.
     assert alice.refusal("write_file", path="tests/test_a.py", content="a")["error"]["type"] == "StateError"
