@@ -30,7 +30,7 @@ def mcp(
     if (port is None) != (token_file is None):
         raise UsageError("--http and --token-file go together; give both, or neither for stdio")
     try:
-        from bonobofs.mcp import transport_loops
+        from bonobofs.mcp import transport_loops  # noqa: PLC0415 - the SDK is an optional dependency
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("mcp", "mcp_types", "anyio", "uvicorn"):
             raise

