@@ -54,6 +54,7 @@ _TREE: Final = {
     "worktree": _TreeEntry("worktree.app", "Make and remove a work tree and branch of an agent for an issue."),
     "beads": _TreeEntry("beads.app", "Create and change the issues of bd under the policy."),
     "network": _TreeEntry("network.app", "Show and edit the operator's list of hosts for bonobofs run."),
+    "ask": _TreeEntry("ask.app", "Answer the questions of sessions: changes that [[ask]] matches."),
     "db": _TreeEntry("admin.db_app", "Check, upgrade and back up the database."),
 }
 """All commands and families of commands, in the order of the help."""

@@ -76,7 +76,8 @@ def _print_decision(answer: dict[str, Any]) -> None:
     else:
         say(f"refused: {what} ({answer['code']}, rule {answer['rule']})")
     held = str(Holding(answer["holder"], answer["chain"], answer["until"])) if "holder" in answer else None
-    for line in filter(None, (answer["reason"], held, answer["instead"])):
+    question = f"The question is {answer['question']}." if "question" in answer else None
+    for line in filter(None, (answer["reason"], answer.get("about"), held, question, answer["instead"])):
         say(line)
 
 

@@ -119,6 +119,11 @@ def _show(session: SessionContext) -> Any:
     session.guard.show()
 
 
+def _ask_wait(session: SessionContext, question: str, seconds: int = 600) -> Any:
+    """Return the state of a question once the operator answers it, or after `seconds`."""
+    return session.questions.wait(question, seconds)
+
+
 # -- files
 
 
@@ -239,6 +244,7 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     "whoami": _whoami,
     "why": _why,
     "show": _show,
+    "ask.wait": _ask_wait,
     "lease.acquire": _acquire,
     "lease.extend": _extend,
     "lease.release": _release,
@@ -259,5 +265,6 @@ LIMITS: Final = {
     **dict.fromkeys(CALLS, (4, 64)),
     **dict.fromkeys(("search_files", "list_files", "lease.acquire"), (2, 32)),
     **dict.fromkeys(PUBLISHING_CALLS, (1, 32)),
+    "ask.wait": (16, 16),
 }
 """How many calls of each name run, and how many wait, at once. Each search has a process with much memory."""

@@ -28,6 +28,7 @@ from bonobofs.companion.git_worker import GitWorker
 from bonobofs.companion.policy_reloader import PolicyReloader
 from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.companion.session_context import SessionContext
+from bonobofs.companion.session_questions import SessionQuestions
 from bonobofs.companion.socket_server import SocketServer
 from bonobofs.errors import MountError, reason
 from bonobofs.ipc.channel import Channel, Message
@@ -122,6 +123,8 @@ class CompanionServices:
         self._session: Final = SessionContext(session, self._authorizer, self._attribution.index.update)
         self._git_worker: Final = GitWorker(self._session, lambda: leases.leases)
         self._session.git_worker = self._git_worker
+        self._questions: Final = SessionQuestions(channel, session)
+        self._session.questions = self._questions
         self._deferred: Final[queue.SimpleQueue[tuple[MessageKind, dict[str, Any]]]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._server = self._open_socket(Path(session.session_dir, INSIDE), session.user)
@@ -191,13 +194,15 @@ class CompanionServices:
                 self._attribution.report()
             if self._reloader.due(now) <= 0:
                 self._reloader.check(now)
+            if self._questions.due(now) <= 0:
+                self._questions.check(now)
 
     def _poll(self, now: float) -> set[int]:
         """Wait until a descriptor is readable or a service is due; the readable descriptors."""
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
-        seconds = min(self._attribution.due(now), self._reloader.due(now), _MAX_WAIT)
+        seconds = min(self._attribution.due(now), self._reloader.due(now), self._questions.due(now), _MAX_WAIT)
         forwarder = self._forwarder
         if forwarder is not None:
             seconds = min(seconds, forwarder.due(now))
@@ -219,7 +224,13 @@ class CompanionServices:
         elif kind is MessageKind.REPLY:
             self._authorizer.on_reply(body)
         elif kind is MessageKind.POLICY_APPLIED:
-            self._authorizer.change_policy(**json.loads(body))
+            document = json.loads(body)
+            self._authorizer.change_policy(**document)
+            self._questions.change_policy(document["policy"])
+        elif kind is MessageKind.ASKED:
+            self._questions.on_asked(body)
+        elif kind is MessageKind.ANSWERS_APPLIED:
+            self._questions.on_applied(body)
         elif kind is MessageKind.CLOSE_SOCKET:
             self.close_socket()
         elif kind is MessageKind.FLUSH:

@@ -16,6 +16,7 @@ from bonobofs.ipc.session_config import SessionConfig
 
 if TYPE_CHECKING:
     from bonobofs.companion.git_worker import GitWorker
+    from bonobofs.companion.session_questions import SessionQuestions
 
 
 class GrantedCheckout(NamedTuple):
@@ -59,6 +60,8 @@ class SessionContext:
         self.commands: Final = GrantedCheckouts()
         self.git_worker: GitWorker
         """Set by the companion, whose services the worker needs."""
+        self.questions: SessionQuestions
+        """Set by the companion, too."""
         self.access_path: Final = "."
         self.network_error = ""
         """Why the operator's network list cannot be read, as last recorded."""

@@ -141,6 +141,8 @@ class DenialRecorder:
         details = caller.details if denied.holding is None else {**caller.details, **denied.holding._asdict()}
         if denied.about:
             details = {**details, "about": denied.about}
+        if denied.question:
+            details = {**details, "question": denied.question}
         lock = lock_of(denied.holding)
         seq = self._trail.denial(denied, action, guard=guard, tool=caller.tool, lock=lock, details=details)
         if denied.code is Code.OUTSIDE:

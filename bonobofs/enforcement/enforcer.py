@@ -11,7 +11,7 @@ UNRECORDED. If `authorize` raises any error, the block does not run.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -34,6 +34,7 @@ from bonobofs.enforcement.authorizer import (
 from bonobofs.enforcement.denial_recorder import DenialRecorder, lock_of
 from bonobofs.enforcement.write_batches import ScratchCounter, ScratchCounters, WriteBatch, WriteBatches
 from bonobofs.errors import TrailError
+from bonobofs.policy.answers import compile_answers
 from bonobofs.policy.decision import Denied, Layer, Permit, Refused
 from bonobofs.policy.engine import EXECUTABLE_HEADS, Policy, decide, decide_in_source, decide_published
 from bonobofs.policy.lease_set import UNKNOWN, LeaseSet
@@ -42,6 +43,8 @@ from bonobofs.policy.request import NO_FACTS, Context, Principal, Request, Works
 FLUSHING: Final = 0.01
 """Seconds after which `flush_idle` stops closing batches, because requests wait for it."""
 
+USE_SECONDS: Final = 5.0
+"""Seconds for which an answer "once" permits further changes after its first: a program writes a file in several."""
 _MOST_TOPS: Final = 4096
 
 
@@ -79,6 +82,12 @@ class Enforcer:
         self._leases = UNKNOWN
         self.leases_expire_at = inf
         """CLOCK_BOOTTIME at which the lease snapshot expires; inf if this session tracks no leases."""
+        self._answers: dict[int, dict[str, Any]] = {}
+        """The operator's answers in force, by number."""
+        self.answers_expire_at = inf
+        """CLOCK_BOOTTIME at which the first of them expires."""
+        self.on_question: Callable[[Denied, Caller], None] = lambda *_: None
+        """Called with each denial that asks the operator."""
         self._generation = 0
         """Incremented with each new policy or lease snapshot. Permits of earlier generations are not current."""
         self.companion_changes = 0
@@ -92,6 +101,7 @@ class Enforcer:
     def change_policy(self, policy: Policy) -> None:
         """Install a policy and keep the lease snapshot."""
         self._install_policy(policy.bound_by(self.policy.leases))
+        self.expire_answers()
 
     def set_leases(self, expires_at: float, leases: LeaseSet | None = None) -> None:
         """Install a lease snapshot (None: the present one) that expires at `expires_at` of CLOCK_BOOTTIME.
@@ -103,6 +113,42 @@ class Enforcer:
         self.leases_expire_at = expires_at
         if self.policy.leases is not self._leases:
             self._install_policy(self.policy.bound_by(self._leases))
+
+    def set_answers(self, documents: Iterable[dict[str, Any]]) -> None:
+        """Install the operator's answers, those of the policy in force alone. `compile_answers` names their keys.
+
+        `expires_at` is of CLOCK_BOOTTIME. An answer `once` ends USE_SECONDS after the first change that it permits.
+        """
+        old = self._answers
+        self._answers = {each["number"]: old.get(each["number"], each) for each in documents}
+        self.expire_answers()
+
+    def expire_answers(self) -> None:
+        """Remove the answers that have expired, or that were given under another policy."""
+        now, digest = clock_gettime(CLOCK_BOOTTIME), self.policy.digest
+        self._answers = {
+            number: each
+            for number, each in self._answers.items()
+            if each["expires_at"] > now and each["policy"] == digest
+        }
+        self.answers_expire_at = min((each["expires_at"] for each in self._answers.values()), default=inf)
+        session = self.trail.identity[0]
+        self._install_policy(self.policy.with_answers(compile_answers(session, self._answers.values())))
+
+    @property
+    def answers(self) -> list[int]:
+        """Numbers of the answers in force."""
+        return list(self._answers)
+
+    def _use(self, answers: list[int], details: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the details of a change that answers permit, and begin the end of those that permit it once."""
+        for number in answers:
+            answer = self._answers.get(number)
+            if answer is not None and answer["once"] and not answer.get("used"):
+                answer["used"] = True
+                answer["expires_at"] = min(answer["expires_at"], clock_gettime(CLOCK_BOOTTIME) + USE_SECONDS)
+                self.answers_expire_at = min(self.answers_expire_at, answer["expires_at"])
+        return {**(details or {}), "answers": answers}
 
     def is_current(self, batch: WriteBatch) -> bool:
         """True if the permit of a batch still holds under this policy and lease snapshot.
@@ -116,8 +162,14 @@ class Enforcer:
         return clock_gettime(CLOCK_BOOTTIME) >= self.leases_expire_at
 
     def expire_leases(self) -> None:
-        """Discard the lease snapshot if it is past its expiry. The engine then denies every change of the source."""
-        if clock_gettime(CLOCK_BOOTTIME) >= self.leases_expire_at:
+        """Discard the lease snapshot and the answers that are past their expiry.
+
+        Without a lease snapshot, the engine denies every change of the source.
+        """
+        now = clock_gettime(CLOCK_BOOTTIME)
+        if now >= self.answers_expire_at:
+            self.expire_answers()
+        if now >= self.leases_expire_at:
             self.leases_expire_at = inf
             self._install_policy(self.policy.bound_by(UNKNOWN))
 
@@ -128,7 +180,8 @@ class Enforcer:
 
     def decide(self, request: Request, context: Context = NO_FACTS) -> Permit | Denied:
         """Return the engine's decision. The trail records nothing. A change needs `authorize`."""
-        if clock_gettime(CLOCK_BOOTTIME) >= self.leases_expire_at:
+        now = clock_gettime(CLOCK_BOOTTIME)
+        if now >= self.leases_expire_at or now >= self.answers_expire_at:
             self.expire_leases()
         return self._decide(self.policy, self.agent, request, context)
 
@@ -199,6 +252,7 @@ class Enforcer:
         elsewhere = permit if layer is not None and permit.layer is not layer else None
         leaves_source = permit.layer
         in_scratch = permit.layer is Layer.SCRATCH
+        others = []
         for part in related:
             if isinstance(part, Permit):
                 other = part
@@ -206,6 +260,7 @@ class Enforcer:
                 other = self.permit(part.request, part.context, caller, head=part.head, guard=guard)
                 if part.layer is not None and other.layer is not part.layer:
                     elsewhere = other
+            others.append(other)
             leaves_source = leaves_source and other.layer
             in_scratch = in_scratch and other.layer is Layer.SCRATCH
         if elsewhere is not None:
@@ -216,6 +271,8 @@ class Enforcer:
             return Admission(counter.count, request, permit, counter.seq, action, guard)
         if leaves_source:
             details = {**(details or {}), LAYER: leaves_source.value}
+        if answers := [one.answer for one in (permit, *others) if one.answer]:
+            details = self._use(answers, details)
         seq = self._intend(request, permit, caller, details, size, action, guard)
         admission = Admission(self._end, request, permit, seq, action, guard)
         if sync:
@@ -306,6 +363,8 @@ class Enforcer:
             counter = self._counter(request, permit, caller)
             return self._batches.add(key, WriteBatch(request, permit, self._generation, counter.seq, now, counter))
         details = {LAYER: permit.layer.value} if permit.layer else None
+        if permit.answer:
+            details = self._use([permit.answer], details)
         seq = self._intend(request, permit, caller, details, 0, ACTIONS.get(request.operation, "modify"))
         return self._batches.add(key, WriteBatch(request, permit, self._generation, seq, now))
 
@@ -391,6 +450,8 @@ class Enforcer:
 
     def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file", count: int = 1) -> Refused:
         """Record a denial that occurred `count` times; return the exception to raise."""
+        if denied.question:
+            self.on_question(denied, caller)
         return self.denial_recorder.deny(denied, caller, guard=guard, count=count)
 
     def _intend(

@@ -29,6 +29,7 @@ from bonobofs.fuse.companion_supervisor import CompanionProcess
 from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.external_changes import Suspect
 from bonobofs.fuse.mount_context import UNCACHED_SECONDS, UNWATCHED_SECONDS, WATCHED_SECONDS, MountContext
+from bonobofs.fuse.operator_answers import OperatorAnswers
 from bonobofs.ipc.channel import Message
 from bonobofs.ipc.codec import decode_denied, decode_request, encode_decision, encode_denied
 from bonobofs.ipc.message_kinds import CompanionStatus, MessageKind
@@ -335,6 +336,7 @@ class CompanionRequests:
         self._directory: Final = Path(config.session_dir)
         self._origin = config.policy_origin
         self._policy_error: str | None = None
+        self.answers: Final = OperatorAnswers(mount.enforcer, self._send)
         self._unrecorded: list[SourceDifference] = []
         self._protected: set[str] = set()
         """The protected paths among `_unrecorded`."""
@@ -395,6 +397,7 @@ class CompanionRequests:
         self._external.compare_slice()
         self._send_suspects()
         self._record_differences()
+        self.answers.tidy()
         return self._external.has_more
 
     def reload(self) -> None:
@@ -473,10 +476,17 @@ class CompanionRequests:
             self._reject_policy(**json.loads(body))
         elif kind is MessageKind.LEASES:
             self._apply_leases(**json.loads(body))
+        elif kind is MessageKind.ANSWERS:
+            self.answers.change(**json.loads(body))
         elif kind is MessageKind.LEASES_ERROR:
             self._leases_error = json.loads(body)["reason"]
         elif kind is MessageKind.STATUS:
             self._on_status(CompanionStatus(**json.loads(body)))
+
+    def _send(self, kind: MessageKind, document: Document) -> None:
+        """Send a message, if there is a companion."""
+        if self._companion is not None:
+            self._companion.send(kind, document)
 
     def _send_suspects(self) -> None:
         if self._companion is not None:
@@ -577,9 +587,8 @@ class CompanionRequests:
         self._policy = policy
         if compiled.secrets or secrets:
             self._external.compare_all(at_once=True)  # the kernel caches names that are hidden now, or not any more
-        if self._companion is not None:
-            document = {"policy": policy, "generation": compiled.generation}
-            self._companion.send(MessageKind.POLICY_APPLIED, document)
+        self._send(MessageKind.POLICY_APPLIED, {"policy": policy, "generation": compiled.generation})
+        self.answers.apply()
         self._origin = origin
         self._policy_error = None
         self._save()

@@ -266,6 +266,8 @@ class MountServer:
     def _before(self, now: float) -> None:
         if clock_gettime(CLOCK_BOOTTIME) >= self._enforcer.leases_expire_at:
             self._await_leases(_RENEW_SECONDS)
+        if clock_gettime(CLOCK_BOOTTIME) >= self._enforcer.answers_expire_at:
+            self._requests.answers.apply()
         self._operations.begin_request(now)
 
     def _await_leases(self, seconds: float) -> None:

@@ -56,6 +56,7 @@ def decode_denied(document: dict[str, Any]) -> Denied:
         Operation(document["operation"]),
         holding,
         document.get("about", ""),
+        document.get("question", ""),
     )
 
 
@@ -68,7 +69,8 @@ def decode_decision(document: dict[str, Any]) -> Decision:
     """Parse `encode_decision`; other fields are ignored."""
     if not document["allowed"]:
         return decode_denied(document)
-    return Permit(document["rule"], document["max_size"], document["judges_content"], Layer(document["layer"]))
+    layer, answer = Layer(document["layer"]), document.get("answer", 0)
+    return Permit(document["rule"], document["max_size"], document["judges_content"], layer, answer)
 
 
 def encode_failure(error: Exception) -> dict[str, Any]:

@@ -23,6 +23,10 @@ class MessageKind(enum.IntEnum):
     """Send all pending messages, then send FLUSH back. No body."""
     LEASES_APPLIED = 13
     """{"number"}: every change is judged by that lease snapshot from now on."""
+    ASKED = 33
+    """{"question", "path", "operation", "rule", "count", "tool", "details"}: a change waits for an answer."""
+    ANSWERS_APPLIED = 34
+    """{"number", "live"}: the last answer that the server knows, and the numbers of those in force."""
     POLICY_APPLIED = 15
     """{"policy", "generation"}: the server judges by this policy from now on."""
     CLOSE_SOCKET = 16
@@ -50,6 +54,8 @@ class MessageKind(enum.IntEnum):
     """{"reason", "part"}: why the source, or only a part of it, is not watched; "reason" is "" if all is watched."""
     LEASES = 12
     """{"number", "until", "leases"}: a lease snapshot and its expiry by CLOCK_BOOTTIME; null leases: unchanged."""
+    ANSWERS = 35
+    """{"number", "answers"}: every answer of the operator that is not revoked, and the number of the last change."""
     LEASES_ERROR = 14
     """{"reason"}: why the leases cannot be read."""
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from bonobofs.errors import PolicyError
 from bonobofs.policy import denials
 from bonobofs.policy.allow_list import AllowList
+from bonobofs.policy.answers import NO_ANSWERS, Answers, Ask
 from bonobofs.policy.decision import REPOSITORY_RULE, Layer, Permit
 from bonobofs.policy.lease_set import LeaseSet
 from bonobofs.policy.overlap import meets
@@ -220,6 +221,9 @@ class Policy:
     """A rule refuses executable content, so a decision depends on the first bytes of a file."""
     network: AllowList
     """[network] allow."""
+    asks: Matcher[Ask]
+    """The changes that need the operator's permission."""
+    answers: Answers = NO_ANSWERS
     leases: LeaseSet | None = None
     """The lease snapshot; None: the session tracks no leases."""
     tracked: Tracked | None = None
@@ -230,6 +234,10 @@ class Policy:
     def bound_by(self, leases: LeaseSet | None) -> Policy:
         """Return this policy with a lease snapshot."""
         return dataclasses.replace(self, leases=leases)
+
+    def with_answers(self, answers: Answers) -> Policy:
+        """Return this policy with the operator's answers."""
+        return dataclasses.replace(self, answers=answers)
 
     def with_tracked(self, tracked: Tracked | None) -> Policy:
         """Return this policy with tracked paths, which are never scratch."""
@@ -335,6 +343,7 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
         default=Permit("default") if document.get("default", "deny") == "allow" else None,
         symlinks_anywhere=document.get("symlinks", "inside") == "any",
         judges_content=any(not offer.executable for offer in offers),
+        asks=Matcher(_asks(document.get("ask", ()))),
         network=AllowList(document.get("network", {}).get("allow", ())),
     )
 
@@ -365,6 +374,14 @@ def _scratch(tables: Sequence[Mapping[str, Any]]) -> list[tuple[Pattern, Scratch
             permit = Permit(f"scratch:{pattern.text}", layer=Layer.SCRATCH)
             found.append((pattern, Scratch(len(found), described, permit)))
     return found
+
+
+def _asks(tables: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Pattern, Ask]]:
+    for table in tables:
+        listed = table.get("operations")
+        operations = None if listed is None else frozenset(Operation(word) for word in listed)
+        for text in table["paths"]:
+            yield parse(text), Ask(operations, denials.ask_open(text), denials.ask_refused(text))
 
 
 def _temporary(texts: Sequence[str]) -> Temporary | None:

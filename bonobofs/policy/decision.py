@@ -104,6 +104,8 @@ class Permit(NamedTuple):
     """The rule forbids executable content: a change of the first bytes needs a new decision."""
     layer: Layer = Layer.SOURCE
     """A change in any layer but SOURCE must not touch the source. Only requests inside a mount get such a permit."""
+    answer: int = 0
+    """Number of the operator's answer that permits the change of an [[ask]] path; 0: none was needed."""
 
 
 class Holding(NamedTuple):
@@ -136,6 +138,8 @@ class Denied(NamedTuple):
     """The lease, if a lease is the reason."""
     about: str = ""
     """A sentence with the particulars, such as the issue or the branch."""
+    question: str = ""
+    """Id of the question to the operator, with the code ASK."""
 
     @property
     def errno(self) -> int:
@@ -151,6 +155,7 @@ def as_document(decision: Decision, path: str, operation: Operation) -> dict[str
         holder, chain, until, _ = decision.holding or (None, None, None, None)
         holding = {} if holder is None else {"holder": holder, "chain": chain, "until": until}
         about = {"about": decision.about} if decision.about else {}
+        question = {"question": decision.question} if decision.question else {}
         return {
             "allowed": False,
             "code": decision.code.value,
@@ -161,6 +166,7 @@ def as_document(decision: Decision, path: str, operation: Operation) -> dict[str
             "operation": decision.operation.value,
             **holding,
             **about,
+            **question,
         }
     reason, instead = OTHER_LAYER.get(decision.layer, (None, None))
     if decision.rule == REPOSITORY_RULE:
@@ -183,6 +189,7 @@ class Refused(PermissionError):  # noqa: N818 - a denial is a result, not a faul
 
     def __init__(self, decision: Denied) -> None:
         held = "" if decision.holding is None else str(decision.holding)
-        sentences = filter(None, (decision.reason, decision.about, held, decision.instead))
+        question = decision.question and f"The question is {decision.question}."
+        sentences = filter(None, (decision.reason, decision.about, held, question, decision.instead))
         super().__init__(decision.errno, " ".join(sentences), decision.path)
         self.decision = decision

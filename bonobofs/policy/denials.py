@@ -243,6 +243,19 @@ def kept(pattern: Pattern) -> Refusal:
     return Refusal(Code.KEEP, f"keep:{pattern.text}", reason, instead)
 
 
+def ask_open(pattern: str) -> Refusal:
+    """The refusal of one [[ask]] pattern until the operator answers."""
+    reason = "A change here needs the operator's permission."
+    instead = "Wait for the answer with `bonobofs ask wait QUESTION` and try again, or do other work first."
+    return Refusal(Code.ASK, f"ask:{pattern}", reason, instead)
+
+
+def ask_refused(pattern: str) -> Refusal:
+    """The refusal of one [[ask]] pattern after the operator's no."""
+    reason = "The operator has refused this change."
+    return Refusal(Code.ASK, f"ask:{pattern}", reason, "Do the work in another way, as the operator's note says.")
+
+
 def scratch_is_full(patterns: Sequence[Pattern], max_total: int | None) -> Refusal:
     """The refusal of a change that exceeds the limit of one [[scratch]]."""
     limit = size(max_total or 0)

@@ -134,6 +134,9 @@ def _refused(policy: Policy, role: str) -> Iterable[str]:
             yield f"Any change of {_code(rule['paths'])}: {rule['refuse']} (rule `{rule['name']}`)"
     if secrets := document.get("secrets", ()):
         yield f"Reading and any change of {_code(secrets)}, unless git tracks the file: the mount does not show them."
+    for ask in document.get("ask", ()):
+        listed = _code(ask["operations"]) if ask.get("operations") else "any change"
+        yield f"Until the operator permits it: {listed} of {_code(ask['paths'])} (code ASK; `bonobofs ask wait`)."
     if deny:
         yield f"Any change of {_code(deny)}, for this role."
     if not policy.hidden.everything:

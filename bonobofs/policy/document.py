@@ -35,13 +35,13 @@ from bonobofs.policy.inheritance import merge
 from bonobofs.policy.inheritance import problems as problems_between
 from bonobofs.policy.lease_limits import DEFAULT_MAX, seconds_of
 from bonobofs.policy.presets import PRESETS, preset_file
+from bonobofs.policy.request import CHANGES
 from bonobofs.policy.role_lists import FAMILIES, HUMAN, LABEL_PREFIXES, TYPES
 from bonobofs.policy.toml_positions import KeyPath, positions
 
 LARGEST: Final = 2**63 - 1
 """The largest size of a file on Linux."""
 
-_NOT_BUILT: Final = frozenset({"ask"})
 _SIZE: Final = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})? ?[A-Za-z]*")
 _LONGEST_LEASE: Final = 366 * 86_400
 _LONGEST_SENTENCE: Final = 200
@@ -208,6 +208,9 @@ ReadPath = Annotated[
         "{} is not an absolute path; it may begin with ~/",
     ),
 ]
+AskedOperation = Annotated[
+    str, _check(CHANGES.__contains__, f"{{}} is no change of a file; there are {', '.join(sorted(CHANGES))}")
+]
 VariableName = Annotated[str, _match(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "{} is not the name of a variable")]
 ExamplePath = Annotated[str, _check(len, "an example is a path from the workspace's root")]
 Sentence = Annotated[
@@ -227,6 +230,17 @@ class PathsTable(_Table):
     """[[protect]]: paths that no change may touch. [[keep]]: paths that no change may delete or rename away."""
 
     paths: list[PathPattern] = Field(min_length=1)
+
+
+class AskTable(_Table):
+    """[[ask]]: changes that need the operator's permission. Without `operations`, every change of the paths does.
+
+    `timeout`: seconds for which a question waits for an answer; after them the same change asks again.
+    """
+
+    paths: list[PathPattern] = Field(min_length=1)
+    operations: list[AskedOperation] | None = Field(default=None, min_length=1)
+    timeout: Duration = 86_400
 
 
 class ScratchTable(_Table):
@@ -360,6 +374,7 @@ class PolicyDocument(_Table):
     symlinks: Literal["inside", "any"] = "inside"
     protect: list[PathsTable] = []
     keep: list[PathsTable] = []
+    ask: list[AskTable] = []
     scratch: list[ScratchTable] = []
     rule: list[RuleTable] = []
     role: dict[Name, RoleTable] = {}
@@ -473,14 +488,8 @@ def _problem(details: ErrorDetails) -> tuple[KeyPath, str]:
     if key_path[-1:] == ("[key]",):
         key_path = key_path[:-1]
     if details["type"] == "extra_forbidden":
-        return key_path, _unknown_key(key_path)
+        return key_path, "unknown key; remove it or correct its spelling"
     return key_path, "is missing" if details["type"] == "missing" else details["msg"]
-
-
-def _unknown_key(key_path: KeyPath) -> str:
-    if len(key_path) == 1 and key_path[0] in _NOT_BUILT:
-        return "not built yet, and no rule is accepted that is not enforced; remove it"
-    return "unknown key; remove it or correct its spelling"
 
 
 def _key(key_path: KeyPath) -> str:

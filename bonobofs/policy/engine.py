@@ -3,9 +3,9 @@
 The checks have this order: outside, devices, the session's own `.git` (permitted in the scratch layer), protect,
 secrets, the role's `deny`, scratch paths that git does not track (permitted in the scratch layer), hidden, the role's
 `write`, keep, and the rules, or `default` if no rule matches the path. If one of the last four denies a temporary name,
-the change is permitted as a staged file. The last checks deny a change outside scratch if the file has unknown names,
-and a change of the source if another holder has leased the path. The first denial is final: no later check can widen
-it.
+the change is permitted as a staged file. The last checks deny a change outside scratch if the file has unknown names, a
+change of the source if another holder has leased the path, and a change of an `[[ask]]` path that the operator has not
+permitted. The first denial is final: no later check can widen it.
 
 The operation of a gate is not a change of a path. The role's lists decide it, and the engine judges each file that it
 changes.
@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from bonobofs.policy import denials
+from bonobofs.policy.answers import REMOVE, WRITE, question_id
 from bonobofs.policy.compiled import Policy, Rule, Scratch, Temporary, compile_policy, digest
 from bonobofs.policy.decision import Code, Decision, Denied, Layer, Permit
 from bonobofs.policy.denials import Refusal
@@ -127,17 +128,37 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
             and result.layer is not _SCRATCH  # copy-up precedes the change of a source file
         ):
             refusal = denials.HARDLINK
-        elif policy.leases is None or result.layer:
+        elif result.layer:
             return result
-        elif not policy.leases.known:
+        elif policy.leases is not None and not policy.leases.known:
             refusal = denials.LEASES_UNKNOWN
-        else:
-            holding = policy.leases.against(components)
-            if holding is None:
-                return result
+        elif policy.leases is not None and (holding := policy.leases.against(components)) is not None:
             return Denied(*denials.LEASED, path, operation, holding)
+        elif policy.asks:
+            return _by_answer(policy, request, components, result, leaves=leaves)
+        else:
+            return result
     # Equal to Denied(*refusal, path, operation), at a third of its time. Some agents cause very many denials.
-    return tuple.__new__(Denied, (*refusal, path, operation, None, ""))
+    return tuple.__new__(Denied, (*refusal, path, operation, None, "", ""))
+
+
+def _by_answer(policy: Policy, request: Request, components: list[str], permit: Permit, *, leaves: bool) -> Decision:
+    """Decide a permitted change of the source by the [[ask]] that matches it and the operator's answer."""
+    operation, path, _ = request
+    asks = (ask for ask in policy.asks.find(components) if ask.operations is None or operation in ask.operations)
+    ask = next(asks, None)
+    if ask is None:
+        return permit
+    effect = REMOVE if leaves else WRITE
+    answer = policy.answers.find(effect, path, components)
+    if answer is None:
+        question = question_id(policy.answers.session, effect, path)
+        about = "" if question else "This session has no mount, so the operator cannot answer in it."
+        return Denied(*ask.open, path, operation, about=about, question=question)
+    if not answer.allows:
+        about = answer.note and f"The operator's note: {answer.note}"
+        return Denied(*ask.answered, path, operation, about=about)
+    return permit._replace(answer=answer.number)
 
 
 def _by_allow_list(policy: Policy, agent: Principal, request: Request, context: Context) -> Decision:

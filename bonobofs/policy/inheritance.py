@@ -9,7 +9,7 @@ from typing import Any, Final
 from bonobofs.policy.compiled import DEFAULT_ROLE
 from bonobofs.policy.toml_positions import KeyPath
 
-_LISTS: Final = ("hidden", "temporary", "secrets", "protect", "keep", "scratch", "rule", "role")
+_LISTS: Final = ("hidden", "temporary", "secrets", "protect", "keep", "ask", "scratch", "rule", "role")
 _NAMED: Final = ("rule", "role")
 """Lists with elements that can be replaced one by one, as `rule.NAME`."""
 _IN_TABLES: Final = (

@@ -171,6 +171,8 @@ EXISTS: Final = Context(in_source=True)
 STAGED: Final = Context(staged=True)
 """Context of a staged file when only its existence matters."""
 
+CHANGES: Final = frozenset(list(Operation)[: list(Operation).index(Operation.CALL)])
+"""Operations that change a path."""
 OF_CONTENT: Final = frozenset(
     {Operation.WRITE_FILE, Operation.TRUNCATE, Operation.ALLOCATE, Operation.COPY_RANGE, Operation.CREATE_FILE}
 )

@@ -100,6 +100,26 @@ def mapped_files(pid: int) -> set[str]:
     return {os.fsdecode(line.split(maxsplit=5)[5]) for line in maps.splitlines() if line.count(b" /")}
 
 
+def ancestors(pid: int) -> Iterator[int]:
+    """Yield a process and its ancestors, as far as they can be read."""
+    while pid > 0:
+        yield pid
+        try:
+            line = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:
+            return
+        pid = int(line[line.rindex(b")") + 2 :].split()[1])
+
+
+def has_variable(pid: int, name: str) -> bool:
+    """Return whether the process began with a variable in its environment; False if that cannot be read."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return any(entry.startswith(name.encode() + b"=") for entry in environment.split(b"\0"))
+
+
 def with_cwd_in(directory: Path) -> list[Process]:
     """Return processes with their working directory there or below. Links are read, not followed, so nothing hangs."""
     return [Process(pid, _name(pid), "cwd") for pid in _pids() if _below(_link(f"/proc/{pid}/cwd"), directory)]

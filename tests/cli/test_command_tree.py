@@ -43,6 +43,10 @@ ACTING: Final = {
     "network disallow",
     "network reset",
     "run",
+    "ask allow",
+    "ask deny",
+    "ask revoke",
+    "ask watch",
     "db upgrade",
     "db backup",
 }

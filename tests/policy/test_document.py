@@ -108,18 +108,6 @@ def test_a_mistake_is_reported_with_file_line_and_key(text: str, place: str, wor
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        *[(f"\n{key} = []", f"p.toml:2: {key}: ") for key in ("ask",)],
-    ],
-)
-def test_a_key_without_implementation_is_refused(text: str, place: str) -> None:
-    message = refusal(text)
-    assert message.startswith(place)
-    assert "not built yet" in message
-
-
-@pytest.mark.parametrize(
     ("key", "word"), [("tools", "write"), ("git", "pushes"), ("git", "worktree"), ("beads", "delete"), ("tools", "")]
 )
 def test_an_unknown_gate_word_is_refused_with_its_line_and_the_known_words(key: str, word: str) -> None:
