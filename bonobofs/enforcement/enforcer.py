@@ -250,9 +250,7 @@ class Enforcer:
         """
         permit = context if isinstance(context, Permit) else self.permit(request, context, caller, guard=guard)
         elsewhere = permit if layer is not None and permit.layer is not layer else None
-        leaves_source = permit.layer
-        in_scratch = permit.layer is Layer.SCRATCH
-        others = []
+        permits = [permit]
         for part in related:
             if isinstance(part, Permit):
                 other = part
@@ -260,18 +258,17 @@ class Enforcer:
                 other = self.permit(part.request, part.context, caller, head=part.head, guard=guard)
                 if part.layer is not None and other.layer is not part.layer:
                     elsewhere = other
-            others.append(other)
-            leaves_source = leaves_source and other.layer
-            in_scratch = in_scratch and other.layer is Layer.SCRATCH
+            permits.append(other)
         if elsewhere is not None:
             raise WrongLayerError(elsewhere)
         action = action or ACTIONS.get(request.operation, "modify")
-        if in_scratch:
+        layers = [each.layer for each in permits]
+        if layers.count(Layer.SCRATCH) == len(layers):
             counter = self._counter(request, permit, caller)
             return Admission(counter.count, request, permit, counter.seq, action, guard)
-        if leaves_source:
-            details = {**(details or {}), LAYER: leaves_source.value}
-        if answers := [one.answer for one in (permit, *others) if one.answer]:
+        if Layer.SOURCE not in layers:
+            details = {**(details or {}), LAYER: permits[-1].layer.value}
+        if answers := [each.answer for each in permits if each.answer]:
             details = self._use(answers, details)
         seq = self._intend(request, permit, caller, details, size, action, guard)
         admission = Admission(self._end, request, permit, seq, action, guard)
@@ -362,7 +359,7 @@ class Enforcer:
         if permit.layer is Layer.SCRATCH:
             counter = self._counter(request, permit, caller)
             return self._batches.add(key, WriteBatch(request, permit, self._generation, counter.seq, now, counter))
-        details = {LAYER: permit.layer.value} if permit.layer else None
+        details = None if permit.layer is Layer.SOURCE else {LAYER: permit.layer.value}
         if permit.answer:
             details = self._use([permit.answer], details)
         seq = self._intend(request, permit, caller, details, 0, ACTIONS.get(request.operation, "modify"))

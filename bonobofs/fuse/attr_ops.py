@@ -120,7 +120,7 @@ class AttrOps:
 
     def _mark_own_attributes(self, node: Node, st: os.stat_result) -> None:
         node.fingerprint = fingerprint_of(st)
-        if node.is_dir and not node.layer:
+        if node.is_dir and node.layer is Layer.SOURCE:
             self._mount.own_effects.note_attributes(st)
 
     def _set_attributes(
@@ -217,7 +217,7 @@ class AttrOps:
             return
         if node.layer is Layer.SCRATCH:
             self._layers.check_quota(header, request, more=growth)
-        if header.uid or node.layer:
+        if header.uid or node.layer is not Layer.SOURCE:
             self._layers.check_free_space(header, node, request, max(growth, NAME))
 
     def _removexattr(self, header: Header, body: memoryview) -> Reply:

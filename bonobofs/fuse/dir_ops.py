@@ -18,6 +18,7 @@ from bonobofs.fuse.overlay_ops import OverlayOps, inode_number
 from bonobofs.fuse.session_git_dir import NAME as GIT
 from bonobofs.fuse.session_git_dir import BranchMirrorOps
 from bonobofs.fuse.temp_files import TempFileOps
+from bonobofs.policy.decision import Layer
 
 FIRST_COOKIE: Final = 0x7FFF_FFFF_0000_0000
 """Entries of the upper directory and staged files are listed after the source's own.
@@ -65,7 +66,7 @@ class DirOps:
 
     def _with_upper(self, node: Node, upper_dir: UpperDir | None, entries: list[Entry]) -> list[Entry]:
         """Replace the source's entries that the upper directory or staged files hide."""
-        if node.layer:
+        if node.layer is not Layer.SOURCE:
             return [self._parent_entry(node, entry) if entry[3] == b".." else entry for entry in entries]
         if self._mount.temp_files.directories and (
             staged := self._mount.temp_files.directories.get(self._mount.path(node))
@@ -124,7 +125,7 @@ class DirOps:
             if upper_dir is not None and name in upper_dir.names:
                 is_private = name == GIT and node.id == p.ROOT_ID and repository is not None and repository.shared
                 return _DOT_ENTRY if is_private else self._layers.upper_entry(upper_dir, name)
-            if node.layer and self._mirror.update_mirrored(node, name):
+            if node.layer is not Layer.SOURCE and self._mirror.update_mirrored(node, name):
                 return _DOT_ENTRY  # each lookup updates it
             return self._mount.entry(node, name, os.stat(name, dir_fd=node.fd, follow_symlinks=False))
         except OSError:

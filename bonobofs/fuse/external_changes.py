@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from bonobofs.fuse.fd_cache import FdCache
 from bonobofs.fuse.inode_table import UNKNOWN, InodeTable, Node
+from bonobofs.policy.decision import Layer
 from bonobofs.system import watcher_events
 from bonobofs.system.watcher_events import BEGAN, GONE, MADE, MODIFIED, reachable
 
@@ -157,7 +158,7 @@ class ExternalChanges:
 
         The watcher's event comes too late to report it: by then the kernel has the changed state.
         """
-        if not self.watched or node.layer or node.is_dir:
+        if not self.watched or node.layer is not Layer.SOURCE or node.is_dir:
             return
         stored = self.own_effects.fingerprint(st.st_ino)
         if stored == UNKNOWN:
@@ -171,7 +172,7 @@ class ExternalChanges:
 
         It may if the file was changed recently, or was replaced externally before.
         """
-        if parent.layer or not stat.S_ISREG(st.st_mode):
+        if parent.layer is not Layer.SOURCE or not stat.S_ISREG(st.st_mode):
             return False
         return st.st_ctime_ns >= self.since or (parent.ino, name) in self._replaced
 
@@ -333,7 +334,7 @@ class ExternalChanges:
                 continue
             if self._invalidates_later:
                 self._invalidate(node)
-            if node.parent is None or node.mounted_over or node.layer:
+            if node.parent is None or node.mounted_over or node.layer is not Layer.SOURCE:
                 continue
             path = self._inodes.path(node)
             try:

@@ -27,7 +27,7 @@ from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.mount_context import Header, MountContext
 from bonobofs.fuse.slices import LongCall, Steps
-from bonobofs.policy.decision import Permit
+from bonobofs.policy.decision import Layer, Permit
 from bonobofs.policy.request import NO_FACTS, Context, Kind, Operation, Request, WorkspacePath
 from bonobofs.system import syscalls
 
@@ -146,7 +146,7 @@ class GrantOps:
 
     def grant_at(self, parent: Node, name: bytes) -> Grant | None:
         """Return the grant of a name that git creates now, or None."""
-        if not self._mount.grants.files or parent.layer:
+        if not self._mount.grants.files or parent.layer is not Layer.SOURCE:
             return None
         path = self._mount.join(parent, name)
         grant = self._mount.grants.files.get(path)

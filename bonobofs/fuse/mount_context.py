@@ -200,7 +200,7 @@ class MountContext:
 
         The policy permits changes of the session's own `.git` only.
         """
-        if node.layer or node.parent is None:
+        if node.layer is not Layer.SOURCE or node.parent is None:
             return
         path = self.path(node)
         if path == ".git" or path.startswith(".git/"):
@@ -301,7 +301,7 @@ class MountContext:
     def hide_secret(self, parent: Node, name: bytes, reader: Header | None = None) -> bool:
         """Return whether the policy hides this name of the source. If so, and `reader` is given, record a denial."""
         policy = self.enforcer.policy
-        if not policy.secrets or parent.layer or parent.store.prefix:
+        if not policy.secrets or parent.layer is not Layer.SOURCE or parent.store.prefix:
             return False
         path = self.join(parent, name)
         refusal = policy.secret(path.split("/"))
@@ -316,7 +316,7 @@ class MountContext:
         """
         current = st.st_size << 62 | st.st_ctime_ns
         if node.fingerprint != current:
-            if node.fingerprint not in (UNKNOWN, fingerprint_after_rename(st)) and not node.layer:
+            if node.fingerprint not in (UNKNOWN, fingerprint_after_rename(st)) and node.layer is Layer.SOURCE:
                 self.external_changes.on_difference(node, st)
             node.fingerprint = current
 
@@ -364,7 +364,7 @@ class MountContext:
         if node is not None:
             if node.batch is not None:
                 self.enforcer.close_batch(node.id)
-            if node.parent is not None and not node.layer:
+            if node.parent is not None and node.layer is Layer.SOURCE:
                 self.own_effects.note_fingerprint(node.ino, node.fingerprint)
             node.store.release(node)
             if node.layer is Layer.SCRATCH and node.parent is None:
@@ -392,7 +392,7 @@ class MountContext:
         A hard link may have names under several rules. The engine decides the change for each known name. Names that
         are unknown, or no longer lead to the file, count as not permitted.
         """
-        if st.st_nlink < 2 and (node.parent is not None or node.layer):
+        if st.st_nlink < 2 and (node.parent is not None or node.layer is not Layer.SOURCE):
             return context
         if st.st_nlink > MOST_NAMES:
             return context._replace(foreign_names=st.st_nlink)
@@ -409,7 +409,7 @@ class MountContext:
                 if isinstance(decision, Permit):
                     # A scratch name promises that the source is unchanged, so a change of the source does not count as
                     # permitted there.
-                    good += node.layer is not Layer.SOURCE or not decision.layer
+                    good += node.layer is not Layer.SOURCE or decision.layer is Layer.SOURCE
                 else:
                     # If the own name is leased, the decision for it says so and names the holder.
                     path = self.path(node) if own is None else own
@@ -420,7 +420,7 @@ class MountContext:
         """Return the context of a change of which only the node's layer matters."""
         if node.layer is Layer.STAGED:
             return STAGED
-        return NO_FACTS if node.layer else EXISTS
+        return EXISTS if node.layer is Layer.SOURCE else NO_FACTS
 
     def arriving_change(
         self, operation: Operation, path: WorkspacePath, directory: int, name: bytes, st: os.stat_result

@@ -27,7 +27,7 @@ from bonobofs.fuse.slices import LongCall, Run
 from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
 from bonobofs.policy import denials
 from bonobofs.policy.compiled import REPOSITORY, ScratchQuota
-from bonobofs.policy.decision import Denied, Permit
+from bonobofs.policy.decision import Denied, Layer, Permit
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import Kind, Operation, Request, WorkspacePath
 from bonobofs.system.paths import is_within
@@ -92,7 +92,7 @@ class Overlay:
 
     def upper_dir(self, node: Node) -> UpperDir | None:
         """Return the upper directory of this directory of the source, or None."""
-        if not self.directories or node.layer:
+        if not self.directories or node.layer is not Layer.SOURCE:
             return None
         return self.directories.get(self._inodes.path(node))
 

@@ -73,7 +73,7 @@ class OverlayOps:
                 # the policy has changed: the path is no longer scratch, so the source is shown
                 upper_dir.whiteouts.discard(name)
             return parent, directory
-        if parent.layer:
+        if parent.layer is not Layer.SOURCE:
             raise WrongLayerError(permit)
         if permit.layer is Layer.STAGED:
             return parent, directory
@@ -93,7 +93,7 @@ class OverlayOps:
 
     def hide_name(self, parent: Node, name: bytes, permit: Permit) -> None:
         """Hide a name that was removed from the overlay. Add a whiteout if the source has it."""
-        if permit.layer is Layer.SCRATCH and not parent.layer:
+        if permit.layer is Layer.SCRATCH and parent.layer is Layer.SOURCE:
             upper_dir = self._mount.overlay.ensure_upper_dir(parent, permit)
             below = inode_number(parent.store.directory(parent), name)
             self._mount.overlay.hide(upper_dir, name, below=below > 0)
@@ -123,7 +123,7 @@ class OverlayOps:
         Raises: Refused; WrongLayerError.
         """
         request, context, _, head = change
-        if request.kind is Kind.FILE and (st.st_nlink > 1 or (node.parent is None and not node.layer)):
+        if request.kind is Kind.FILE and (st.st_nlink > 1 or (node.parent is None and node.layer is Layer.SOURCE)):
             if head is not None and self._mount.enforcer.policy.judges_content:
                 context = context._replace(head=head())  # the other names of the file may be under another rule
             context = self._mount.with_foreign_names(node, st, request.operation, context)
@@ -143,7 +143,7 @@ class OverlayOps:
         """
         if node.id in self._failed_copies:
             raise self._failed_copies.pop(node.id)
-        if node.layer or permit.layer is not Layer.SCRATCH:
+        if node.layer is not Layer.SOURCE or permit.layer is not Layer.SCRATCH:
             raise WrongLayerError(permit)
         request = Request(Operation.WRITE_FILE, self._mount.path(node), node.kind)
         if node.is_dir:
@@ -229,11 +229,12 @@ class OverlayOps:
     ) -> None:
         """Raise ENOTEMPTY if the directory shows an upper, staged or remaining name of the source."""
         self._staged.check_none_staged(path)
-        if layer_dir.layer or not (permit.layer or self._mount.overlay.directories):
+        in_source = layer_dir.layer is Layer.SOURCE
+        if not in_source or (permit.layer is Layer.SOURCE and not self._mount.overlay.directories):
             return
         upper_dir = self._mount.overlay.directories.get(path)
         full = upper_dir is not None and bool(upper_dir.names)
-        if permit.layer:
+        if permit.layer is not Layer.SOURCE:
             gone = upper_dir.whiteouts if upper_dir is not None else set()
             full = full or any(each not in gone for each in self._mount.source.names_in(directory, name))
         if full:

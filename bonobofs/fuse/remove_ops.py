@@ -12,7 +12,7 @@ from bonobofs.fuse.git_grants import GrantOps
 from bonobofs.fuse.mount_context import LEAVES, NOTHING, Handler, Header, MountContext, Reply
 from bonobofs.fuse.overlay_ops import OverlayOps
 from bonobofs.fuse.temp_files import TempFileOps
-from bonobofs.policy.decision import Code, Denied, Permit
+from bonobofs.policy.decision import Code, Denied, Layer, Permit
 from bonobofs.policy.request import Kind, Operation, Request, kind_of
 
 
@@ -56,7 +56,7 @@ class RemoveOps:
         request = Request(Operation.RMDIR, self._mount.join(parent, name), Kind.DIRECTORY)
         decision = self._mount.enforcer.decide(request, LEAVES)
         by_default = isinstance(decision, Denied) and decision.code is Code.DEFAULT
-        if by_default and not layer_dir.layer and self._mount.source.has_names(directory, name):
+        if by_default and layer_dir.layer is Layer.SOURCE and self._mount.source.has_names(directory, name):
             raise os_error(errno.ENOTEMPTY)  # git tries to remove it after each file; no denial is recorded
         with self._grants.admission(header, request, decision if isinstance(decision, Permit) else LEAVES) as permit:
             self._layers.check_shown_empty(layer_dir, directory, name, request.path, permit)

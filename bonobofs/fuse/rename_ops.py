@@ -76,7 +76,7 @@ class RenameOps:
         if exchange:
             details["exchange"] = True
         layer = self._layer_of_move(origin, target, permits, exchange=exchange)
-        if layer:
+        if layer is not Layer.SOURCE:
             origin, target = self._ends_in_overlay(header, origin, target, permits, flags)
         else:
             self._check_source_ends(origin, target, exchange=exchange)
@@ -96,7 +96,7 @@ class RenameOps:
         if layers == {Layer.SOURCE}:
             return Layer.SOURCE
         for end in (origin, target) if exchange else (origin,):
-            if not end.parent.layer and end.st is not None and not _can_be_copied(end.st):
+            if end.parent.layer is Layer.SOURCE and end.st is not None and not _can_be_copied(end.st):
                 raise self._not_moved(end)
         for permit in permits:
             if permit.layer is not Layer.SCRATCH:
@@ -122,7 +122,7 @@ class RenameOps:
             other = self._mount.close_batch_of(target.parent, replaced)
         elif replaced is not None and not same:
             other = self._pin_replaced(target, replaced, permit)
-        if permit.layer:
+        if permit.layer is not Layer.SOURCE:
             upper_target, store = self._upper_end(target, permit), self._mount.overlay.store
         ends = origin.directory, origin.name, upper_target.directory, target.name
         self._mount.unpin_on_failure(other, lambda: store.rename(*ends, flags, permit))
@@ -135,7 +135,7 @@ class RenameOps:
         if replaced is not None and not exchange:
             self._mount.after_unlink(other, target.parent, target.name, replaced)
         self._note_moved(moved, origin, upper_target, st)
-        if permit.layer:
+        if permit.layer is not Layer.SOURCE:
             if not exchange:
                 self._layers.hide_name(origin.shown, origin.name, permit)
                 self._layers.add_upper(target.shown, upper_target.parent, target.name)
@@ -154,7 +154,7 @@ class RenameOps:
     def _upper_end(self, target: End, permit: Permit) -> End:
         """Return the target in the upper layer."""
         overlay, parent = self._mount.overlay, target.parent
-        if not parent.layer:
+        if parent.layer is Layer.SOURCE:
             parent = overlay.ensure_upper_dir(target.shown, permit).node
             overlay.remove_upper_dir(target.path, permit)
         return target._replace(parent=parent, directory=overlay.store.directory(parent, changing=True))
@@ -175,7 +175,7 @@ class RenameOps:
 
     def _copied_up_end(self, header: Header, end: End, permit: Permit, *, at_once: bool) -> End:
         """Return the end after its file was copied up from the source."""
-        if end.parent.layer or end.st is None:
+        if end.parent.layer is not Layer.SOURCE or end.st is None:
             return end
         node = self._mount.inodes.reference(end.parent, end.name, end.st)
         try:
@@ -295,7 +295,7 @@ class RenameOps:
                 for change in self._changes_below(end, path):
                     if change is not None:
                         permit = self._mount.permit(header, change)
-                        expected = Layer.SCRATCH if end.parent.layer else change.layer
+                        expected = change.layer if end.parent.layer is Layer.SOURCE else Layer.SCRATCH
                         if expected is not None and permit.layer is not expected:
                             wrong_layer = end
                     yield
@@ -309,7 +309,7 @@ class RenameOps:
 
     def _not_moved(self, end: End) -> CrossLayerError:
         """Return EXDEV for an end that is not a file, and would be moved to another layer."""
-        is_scratch = not end.parent.layer and self._mount.enforcer.policy.scratch_table(end.path)
+        is_scratch = end.parent.layer is Layer.SOURCE and self._mount.enforcer.policy.scratch_table(end.path)
         return CrossLayerError(denials.OF_SOURCE if is_scratch else denials.ELSEWHERE)
 
     def _note_failure(self, header: Header, origin: End, target: End, error: OSError) -> None:
@@ -336,7 +336,7 @@ class RenameOps:
             return
         if self._mount.temp_files.directories:
             yield from self._staged.staged_changes(origin, path)
-        if self._mount.overlay.directories and not origin.parent.layer:
+        if self._mount.overlay.directories and origin.parent.layer is Layer.SOURCE:
             yield from self._upper_changes(origin, path)
         # The descriptor in `origin` may have been closed since the first slice.
         for below in self._mount.source.walk(origin.parent.store.directory(origin.parent), origin.name):
@@ -348,7 +348,7 @@ class RenameOps:
             yield RelatedChange(Request(Operation.RENAME, leaving, kind_of(below.st.st_mode)), LEAVES, None)
             arriving = WorkspacePath(f"{path}/{below.path}")
             change = self._mount.arriving_change(Operation.RENAME, arriving, below.directory, below.name, below.st)
-            if not origin.parent.layer:
+            if origin.parent.layer is Layer.SOURCE:
                 change = change._replace(context=change.context._replace(carried=True))
             yield change._replace(layer=None)
 

@@ -26,7 +26,7 @@ from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.mount_context import MountContext
 from bonobofs.fuse.overlay_ops import inode_number
-from bonobofs.policy.decision import Permit
+from bonobofs.policy.decision import Layer, Permit
 from bonobofs.system import syscalls
 
 NAME: Final = b".git"
@@ -212,7 +212,7 @@ class BranchMirrorOps:
 
     def update_mirrored(self, parent: Node, name: bytes) -> bool:
         """Update the name to the source's value if it is a protected branch. Return whether it is one."""
-        if self._branches is None or not parent.layer:
+        if self._branches is None or parent.layer is Layer.SOURCE:
             return False
         path = self._mount.join(parent, name)
         if not path.startswith(HEADS):

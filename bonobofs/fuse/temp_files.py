@@ -281,7 +281,7 @@ class TempFileOps:
         layer = Layer.STAGED if permit.layer is Layer.STAGED else Layer.SOURCE
         old = RelatedChange(Request(Operation.LINK, path, node.kind), STAGED, Layer.STAGED)
         with self._mount.authorize(header, request, permit, old, details={"from": path}, layer=layer):
-            if layer:
+            if layer is Layer.STAGED:
                 self._mount.temp_files.add(self._check_name_free(parent, directory, name), name, node)
             elif node.kind is Kind.SYMLINK:
                 raise os_error(errno.EPERM)
@@ -295,7 +295,7 @@ class TempFileOps:
 
     def _check_in_source(self, directory: Node) -> None:
         """Raise EXDEV if the directory is in the overlay: staged files belong to directories of the source."""
-        if directory.layer:
+        if directory.layer is not Layer.SOURCE:
             raise CrossLayerError(denials.OF_STAGED)
 
     def _note_published(self, node: Node, parent: Node, name: bytes) -> None:

@@ -55,7 +55,7 @@ class WriteOps:
         node = self._mount.node_to_change(header, Operation.WRITE_FILE)
         fd = node.store.file(node, W)
         appends = flags & os.O_APPEND
-        lock = self._mount.append_lock if appends and not node.layer else None
+        lock = self._mount.append_lock if appends and node.layer is Layer.SOURCE else None
         if lock is not None:
             lock.acquire(node.ino, half=may_be_half(offset, size))
         st = os.fstat(fd)
@@ -68,7 +68,8 @@ class WriteOps:
         if batch is None or not self._is_covered(batch, st, position, size):
             batch, fd, st = self._authorize_batch(header, node, fd, position, data, write_flags)
         # The kernel writes the dirty pages of a mapping without a caller.
-        needed = _allocated(st, position, size) if header.uid or node.layer or write_flags & p.WRITE_CACHE else 0
+        is_bounded = header.uid or node.layer is not Layer.SOURCE or write_flags & p.WRITE_CACHE
+        needed = _allocated(st, position, size) if is_bounded else 0
         written = self._write_bytes(header, node, fd, data, -1 if appends else position, needed, batch)
         self._count_write(batch, node, written, max(st.st_size, position + written))
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
@@ -212,7 +213,7 @@ class WriteOps:
 
         def steps() -> Steps:
             with admission as permit, duplicates(node.store.file(node, W)) as (own,):
-                if (header.uid or node.layer) and not mode & syscalls.FALLOC_PUNCH_HOLE:
+                if (header.uid or node.layer is not Layer.SOURCE) and not mode & syscalls.FALLOC_PUNCH_HOLE:
                     self._layers.check_free_space(header, node, request, _allocated(st, offset, length))
                 yield from self._mount.make_in_thread(
                     node, lambda: node.store.allocate(own, mode, offset, length, permit)
@@ -263,7 +264,7 @@ class WriteOps:
 
         def steps() -> Steps:
             with admission as permit, duplicates(source_fd, target_fd) as (old, new):
-                if header.uid or target.layer:
+                if header.uid or target.layer is not Layer.SOURCE:
                     self._layers.check_free_space(header, target, request, _allocated(st, target_offset, length))
                 copied = yield from self._mount.make_in_thread(
                     target, lambda: target.store.copy_range(old, source_offset, new, target_offset, length, permit)

@@ -38,9 +38,9 @@ class Code(enum.StrEnum):
 
 @at_hand
 class Layer(enum.StrEnum):
-    """The layer that gets the bytes of a permitted change. SOURCE is falsy: `if layer` means another layer."""
+    """The layer that gets the bytes of a permitted change."""
 
-    SOURCE = ""
+    SOURCE = "source"
     SCRATCH = "scratch"
     """The session's scratch layer; the path matches a `[[scratch]]`."""
     STAGED = "staged"

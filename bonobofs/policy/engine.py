@@ -59,6 +59,7 @@ _FILE: Final = Kind.FILE
 _DIRECTORY: Final = Kind.DIRECTORY
 _DEVICE: Final = Kind.DEVICE
 _SYMLINK: Final = Kind.SYMLINK
+_SOURCE: Final = Layer.SOURCE
 _SCRATCH: Final = Layer.SCRATCH
 _MKNOD: Final = Operation.MKNOD
 
@@ -128,7 +129,7 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
             and result.layer is not _SCRATCH  # copy-up precedes the change of a source file
         ):
             refusal = denials.HARDLINK
-        elif result.layer:
+        elif result.layer is not _SOURCE:
             return result
         elif policy.leases is not None and not policy.leases.known:
             refusal = denials.LEASES_UNKNOWN

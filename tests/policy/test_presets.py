@@ -26,7 +26,7 @@ def verdict(policy: Policy, path: str, role: str = "agent", operation: Operation
     )
     if isinstance(decision, Denied):
         return f"{decision.code} {decision.rule}"
-    return decision.layer.value or "source"
+    return decision.layer.value
 
 
 AUTORUN = "PROTECTED runs-by-itself"
