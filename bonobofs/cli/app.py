@@ -55,6 +55,8 @@ _TREE: Final = {
     "beads": _TreeEntry("beads.app", "Create and change the issues of bd under the policy."),
     "network": _TreeEntry("network.app", "Show and edit the operator's list of hosts for bonobofs run."),
     "ask": _TreeEntry("ask.app", "Answer the questions of sessions: changes that [[ask]] matches."),
+    "integrity": _TreeEntry("integrity.app", "Find and revert direct edits of protected directories."),
+    "result": _TreeEntry("integrity.result_app", "Check what an agent hands over."),
     "db": _TreeEntry("admin.db_app", "Check, upgrade and back up the database."),
 }
 """All commands and families of commands, in the order of the help."""

@@ -12,6 +12,7 @@ from bonobofs.cli.options import Argument, Option
 from bonobofs.cli.output import note
 from bonobofs.errors import UsageError
 from bonobofs.policy.presets import PRESETS
+from bonobofs.session.protected_run import Protection
 
 
 def run(
@@ -44,6 +45,14 @@ def run(
         list[str] | None,
         Option(metavar="NAME", help="Pass this variable to the command. Repeatable."),
     ] = None,
+    protect: Annotated[
+        list[str] | None,
+        Option(metavar="DIR", help="Revert and report changes of this directory; exit 77. Repeatable."),
+    ] = None,
+    item: Annotated[str, Option(metavar="ID", help="The work item, for the violation.")] = "",
+    artifacts: Annotated[
+        Path | None, Option(metavar="DIR", help="Where violation.json goes; required by --protect.")
+    ] = None,
     new: Annotated[bool, Option("--new", help="Register the agent if its name is new.")] = False,
 ) -> int:
     """Run a command in a sandbox: the workspace is the policy mount, the rest of the machine is read-only or absent.
@@ -71,12 +80,22 @@ def run(
         issue=issue,
         user=user,
         env=env or [],
+        protection=_protection(protect, item, artifacts),
     )
     check_agent(home, agent, new=new)
     if role is not None:
         check_role(role, session.choose_policy(home, request.policy, request.source))
     os.chdir("/")
     return session.run(home, request, note)
+
+
+def _protection(directories: list[str] | None, item: str, artifacts: Path | None) -> Protection | None:
+    """Return what to protect. UsageError."""
+    if not directories:
+        return None
+    if artifacts is None:
+        raise UsageError("--protect needs --artifacts, the directory for violation.json")
+    return Protection(directories, Path(os.path.abspath(artifacts)), item)
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:

@@ -30,6 +30,7 @@ from bonobofs.sandbox.terminal_relay import TerminalRelay
 from bonobofs.session import mount_checks, worktrees
 from bonobofs.session.agent_shell import provision
 from bonobofs.session.mount_setup import Guest, MountedSession, MountRequest, find_guest, start
+from bonobofs.session.protected_run import ProtectedRun, Protection
 from bonobofs.session.registration import choose_policy
 from bonobofs.session.session_list import CallableSession
 from bonobofs.session.unmount import unmount_session
@@ -65,6 +66,7 @@ class RunRequest(NamedTuple):
     """As root: name or uid of the user of the command."""
     env: Sequence[str] = ()
     """Names of variables of the caller that pass, besides those of the policy."""
+    protection: Protection | None = None
 
 
 class _Workspace(NamedTuple):
@@ -80,7 +82,8 @@ def run(home: Path, request: RunRequest, report: Callable[[str], None]) -> int:
     """Run a command in the sandbox; return its exit status. `report` gets sentences for the operator.
 
     Returns 128 and the number for a signal, 127 if there is no such command, 126 if it cannot be run, 124 if its time
-    is over. BonobofsError: the sandbox or one of its layers is not available, and nothing has run.
+    is over, and 77 after a violation of `request.protection`. BonobofsError: the sandbox or one of its layers is not
+    available, and nothing has run.
     """
     find_bwrap()
     if last_step.landlock_abi() < last_step.OLDEST_ABI:
@@ -98,7 +101,11 @@ def run(home: Path, request: RunRequest, report: Callable[[str], None]) -> int:
     _check_source(source, account)
     for directory in repository or ():
         _check_hidden(directory, _read_paths(policy.run, account))
-    with contextlib.ExitStack() as locks, _Keeper(home) as keeper:
+    with (
+        ProtectedRun(home, request.protection, report) as protected,
+        contextlib.ExitStack() as locks,
+        _Keeper(home) as keeper,
+    ):
         workspace = _mount(home, request, source, guest, keeper)
         for text in workspace.mounted.notes:
             report(text)
@@ -110,8 +117,11 @@ def run(home: Path, request: RunRequest, report: Callable[[str], None]) -> int:
         egress = EgressProcess(
             session_directory(home, workspace.mounted.session.session), None if guest is None else guest.uid
         )
+        record = workspace.mounted.session
+        protected.begin(Path(record.source), record.session)
         with contextlib.closing(egress):
-            return _Runner(keeper, view, policy, egress, report).run(request.command, variables, guest)
+            status = _Runner(keeper, view, policy, egress, report).run(request.command, variables, guest)
+    return protected.status(status)
 
 
 def _guest(name: str | None) -> Guest | None:

@@ -1,0 +1,398 @@
+"""Find, record and revert direct edits of protected directories, such as `okrs/`.
+
+    check = IntegrityCheck(root)                  # captures the state before
+    ...                                           # the agent works
+    check.capture_after()
+    if check.has_changes():
+        check.revert(kept=artifacts / "reverted")
+        check.write_violation(artifacts, item_id="ITEM-1")
+
+The check compares content, so it also finds changes that did not go through a mount. It needs no git repository.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+from bonobofs.errors import BonobofsError, UsageError, error_text
+from bonobofs.integrity.protected_tree import (
+    MOUNTED,
+    IntegrityError,
+    Tree,
+    TreeEntry,
+    as_plain,
+    capture,
+    from_plain,
+    open_parent,
+)
+from bonobofs.system.paths import remove_tree
+
+OKRS: Final = "okrs"
+VIOLATION: Final = "violation.json"
+MOST: Final = 10_000
+"""Maximum number of files that a violation lists."""
+_ROUNDS: Final = 3
+_WRITTEN: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MESSAGE: Final = "Agent directly modified {} directory, which is prohibited by AGENTS.md"
+
+Restore = Callable[[TreeEntry], bytes | None]
+"""Returns the content of a file before the change; None if it has none."""
+
+
+class FileChange(NamedTuple):
+    """A path that differs. None: it was or is absent."""
+
+    path: str
+    before: TreeEntry | None
+    after: TreeEntry | None
+
+    @property
+    def what(self) -> str:
+        """`added`, `removed` or `changed`."""
+        return "added" if self.before is None else "removed" if self.after is None else "changed"
+
+    def document(self) -> dict[str, Any]:
+        """Return plain data: the path, what changed, and the SHA-256 of the content before and after, or null."""
+        plain: dict[str, Any] = {"path": self.path, "change": self.what}
+        for key, entry in (("before", self.before), ("after", self.after)):
+            plain[key] = (entry.hash or None) if entry is not None else None
+        if self.before is not None and self.after is not None:
+            if self.before.kind != self.after.kind:
+                plain["kinds"] = [self.before.kind, self.after.kind]
+            if self.before.mode != self.after.mode:
+                plain["modes"] = [f"{self.before.mode:04o}", f"{self.after.mode:04o}"]
+        if self.after is not None and self.after.problem:
+            plain["problem"] = self.after.problem
+        return plain
+
+
+class IntegrityCheck:
+    """The protected directories of one root, before and after an agent worked there."""
+
+    def __init__(
+        self, root: str | Path, directories: Sequence[str] = (OKRS,), *, snapshot: tuple[Path, Tree] | None = None
+    ) -> None:
+        """Capture the state before. `directories` are paths below `root`; a directory may be absent.
+
+        `snapshot` is instead a state before, with the directory of its contents (`load`).
+        IntegrityError: a protected path cannot be read. UsageError: a directory is not below the root.
+        """
+        self.root: Final = os.path.realpath(root)
+        self.directories: Final = tuple(dict.fromkeys(map(_checked, directories)))
+        self.before: Tree = {}
+        self.after: Tree | None = None
+        self.contents: dict[str, bytes] = {}
+        """Contents before by hash, as far as the capture kept them."""
+        self.reverted = False
+        self.revert_error = ""
+        """Why the last revert is incomplete; "" if it is complete or there was none."""
+        self.changes: tuple[FileChange, ...] = ()
+        """The differences that `capture_after` found, by path. A revert does not change them."""
+        self._stored: Path | None = None
+        if snapshot is None:
+            self.capture_before()
+        else:
+            self._stored, self.before = snapshot
+
+    def capture_before(self) -> None:
+        """Capture the state before again. IntegrityError: a protected path cannot be read."""
+        contents: dict[str, bytes] = {}
+        before = capture(self.root, self.directories, contents)
+        for path, entry in before.items():
+            if entry.problem:
+                named = os.path.join(self.root, path)
+                raise IntegrityError(f"{named} cannot be protected: {entry.problem}; remove it, or make it readable")
+        self.before, self.contents, self.after, self.changes = before, contents, None, ()
+
+    def capture_after(self) -> None:
+        """Capture the state after. IntegrityError: the root cannot be read."""
+        self.after = capture(self.root, self.directories)
+        self.changes = tuple(_differences(self.before, self.after))
+
+    def has_changes(self) -> bool:
+        """True if a protected path was added, removed or changed. Captures the state after, if that was not done."""
+        if self.after is None:
+            self.capture_after()
+        return bool(self.changes)
+
+    def revert(self, kept: Path | None = None) -> bool:
+        """Restore the state before; True if every path is as it was. Else `revert_error` says why.
+
+        `kept` is a directory that gets the files that are removed or replaced. Contents come from the capture, else
+        from the objects of the git repository.
+        """
+        self.has_changes()
+        problems: list[str] = []
+        try:
+            with _TreeReverter(self.root, self._content, kept) as reverter:
+                for _ in range(_ROUNDS):
+                    left = list(_differences(self.before, capture(self.root, self.directories)))
+                    if not left:
+                        break
+                    problems = list(reverter.revert(left))
+            left = list(_differences(self.before, capture(self.root, self.directories)))
+        except (OSError, BonobofsError) as error:
+            problems, left = [error_text(error)], list(self.changes)
+        self.reverted = not left
+        if left:
+            named = problems or [f"{change.path} is {change.what} again" for change in left]
+            more = f" (and {len(named) - 1} more)" if len(named) > 1 else ""
+            self.revert_error = f"{named[0]}{more}"
+        else:
+            self.revert_error = ""
+        return self.reverted
+
+    def violation(self, *, item_id: str = "", run_id: str = "") -> dict[str, Any]:
+        """Return the record of the changes as plain data. `run_id` is by default the present time in UTC."""
+        changed = [each for each in self.directories if any(_is_in(change.path, each) for change in self.changes)]
+        named = changed or list(self.directories)
+        details: dict[str, Any] = {
+            "message": _MESSAGE.format(", ".join(f"{each}/" for each in named)),
+            "changed_files": [change.path for change in self.changes[:MOST]],
+            "reverted": self.reverted,
+            "revert_error": self.revert_error,
+            "item_id": item_id,
+            "run_id": run_id or new_run_id(),
+            "files": [change.document() for change in self.changes[:MOST]],
+        }
+        if len(self.changes) > MOST:
+            details["more"] = len(self.changes) - MOST
+        kind = "okrs_direct_edit" if named == [OKRS] else "protected_direct_edit"
+        return {"violation_type": kind, "details": details}
+
+    def write_violation(
+        self,
+        artifacts: str | Path,
+        violation: Mapping[str, Any] | None = None,
+        *,
+        item_id: str = "",
+        run_id: str = "",
+    ) -> Path:
+        """Write `violation.json` into the directory `artifacts`, which is created; return its path. OSError.
+
+        `violation` is by default that of this check.
+        """
+        if violation is None:
+            violation = self.violation(item_id=item_id, run_id=run_id)
+        return write_violation(artifacts, violation)
+
+    def save(self, directory: Path) -> None:
+        """Write the state before into a new directory. OSError."""
+        (directory / "contents").mkdir(mode=0o700, parents=True)
+        for name, content in self.contents.items():
+            (directory / "contents" / name).write_bytes(content)
+        plain = {"root": self.root, "directories": self.directories, "before": as_plain(self.before)}
+        _write_whole(directory / "snapshot.json", json.dumps(plain).encode())
+
+    @classmethod
+    def load(cls, directory: Path) -> IntegrityCheck:
+        """Return the check that `save` wrote. IntegrityError: it cannot be read."""
+        try:
+            plain = json.loads((directory / "snapshot.json").read_bytes())
+            before = from_plain(plain["before"])
+            return cls(plain["root"], plain["directories"], snapshot=(directory / "contents", before))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise IntegrityError(f"the snapshot {directory} cannot be read: {error_text(error)}") from error
+
+    def _content(self, entry: TreeEntry) -> bytes | None:
+        """Return the content of an entry before, by its hash; None if it is nowhere."""
+        for source in (self._from_capture, self._from_store, self._from_git):
+            content = source(entry)
+            if content is not None and sha256(content).hexdigest() == entry.hash:
+                return content
+        return None
+
+    def _from_capture(self, entry: TreeEntry) -> bytes | None:
+        return self.contents.get(entry.hash)
+
+    def _from_store(self, entry: TreeEntry) -> bytes | None:
+        if self._stored is not None:
+            with suppress(OSError):
+                return (self._stored / entry.hash).read_bytes()
+        return None
+
+    def _from_git(self, entry: TreeEntry) -> bytes | None:
+        """Return the blob of a file. Its id depends on its content alone, so a changed index does not matter."""
+        if not entry.blob:
+            return None
+        from bonobofs.git.linked_worktree import find_repository  # noqa: PLC0415 - loads libgit2
+        from bonobofs.git.repository import GitRepository  # noqa: PLC0415
+
+        with suppress(BonobofsError, OSError):
+            return GitRepository(find_repository(Path(self.root)).common).bytes_of(entry.blob)
+        return None
+
+
+def new_run_id() -> str:
+    """Return the present time in UTC, such as 20260117T223000Z."""
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def write_violation(artifacts: str | Path, violation: Mapping[str, Any]) -> Path:
+    """Write `violation.json` into the directory `artifacts`, which is created; return its path. OSError."""
+    path = Path(artifacts) / VIOLATION
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_whole(path, json.dumps(violation, indent=2).encode() + b"\n")
+    return path
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Create or replace a file, by a rename. A symlink at the path is replaced, not followed. OSError."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        fd = os.open(temporary, _WRITTEN, 0o644)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _checked(directory: str) -> str:
+    """Return a directory without its final slash. UsageError: it is not below the root."""
+    parts = directory.rstrip("/").split("/")
+    if directory.startswith("/") or "\0" in directory or not set(parts).isdisjoint(("", ".", "..")):
+        raise UsageError(f"{directory!a} is not a directory below the root; write it relative, such as okrs")
+    return "/".join(parts)
+
+
+def _is_in(path: str, directory: str) -> bool:
+    return f"{path}/".startswith(f"{directory}/") or f"{directory}/".startswith(f"{path}/")
+
+
+def _differences(before: Tree, after: Tree) -> Iterator[FileChange]:
+    for path in sorted(before.keys() | after.keys()):
+        old, new = before.get(path), after.get(path)
+        if old is None or not old.equals(new):
+            yield FileChange(path, old, new)
+
+
+class _TreeReverter:
+    """Takes back changes below one root, beneath descriptors, without following symlinks."""
+
+    def __init__(self, root: str, content: Restore, kept: Path | None) -> None:
+        self._top: Final = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._content: Final = content
+        self._kept: Final = kept
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._top)
+
+    def revert(self, changes: Sequence[FileChange]) -> Iterator[str]:
+        """Take back each change that is possible now; yield a sentence for each that fails."""
+        for change in reversed(changes):  # the content of a directory before the directory
+            if change.after is not None and (change.before is None or change.before.kind != change.after.kind):
+                yield from self._attempt(self._remove, change)
+        for change in changes:
+            if change.before is not None:
+                yield from self._attempt(self._restore, change)
+
+    def _attempt(self, act: Callable[[FileChange, int, str], None], change: FileChange) -> Iterator[str]:
+        try:
+            parent, name = open_parent(self._top, change.path)
+            try:
+                act(change, parent, name)
+            finally:
+                os.close(parent)
+        except (OSError, BonobofsError) as error:
+            yield f"{change.path}: {error_text(error)}"
+
+    def _remove(self, change: FileChange, parent: int, name: str) -> None:
+        after = change.after
+        assert after is not None
+        with suppress(FileNotFoundError):
+            if after.problem == MOUNTED:
+                raise IntegrityError(f"{MOUNTED}; unmount it")
+            if after.kind != "directory":
+                self._keep(change, parent, name)
+                os.unlink(name, dir_fd=parent)
+            elif after.problem:  # it cannot be listed, or is too deep
+                remove_tree(parent, os.fsencode(name))
+            else:
+                os.rmdir(name, dir_fd=parent)
+
+    def _restore(self, change: FileChange, parent: int, name: str) -> None:
+        before, after = change.before, change.after
+        assert before is not None
+        if before.kind == "directory":
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=parent)
+            self._set_mode(parent, name, before)
+        elif after is not None and after.hash == before.hash and after.kind == before.kind == "file":
+            self._set_mode(parent, name, before)
+        elif before.kind in ("file", "symlink"):
+            content = self._content(before)
+            if content is None:
+                raise IntegrityError(
+                    "its content before is neither in the snapshot nor in the git repository; restore it from a backup"
+                )
+            if after is not None and after.kind == before.kind:
+                self._keep(change, parent, name)
+            self._replace(parent, name, before, content)
+        else:
+            raise IntegrityError(f"a {before.kind} cannot be restored; make it again")
+
+    def _replace(self, parent: int, name: str, before: TreeEntry, content: bytes) -> None:
+        temporary = f".integrity-{secrets.token_hex(8)}"
+        try:
+            if before.kind == "symlink":
+                os.symlink(os.fsdecode(content), temporary, dir_fd=parent)
+            else:
+                fd = os.open(temporary, _WRITTEN, 0o600, dir_fd=parent)
+                with os.fdopen(fd, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    with suppress(OSError):  # only root may give a file away
+                        os.fchown(fd, *before.owner)
+                    os.fchmod(fd, before.mode)
+                    os.utime(fd, ns=(before.modified, before.modified))
+                    os.fsync(fd)
+            os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=parent)
+            raise
+
+    def _set_mode(self, parent: int, name: str, before: TreeEntry) -> None:
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            os.chmod(f"/proc/self/fd/{fd}", before.mode)
+        finally:
+            os.close(fd)
+
+    def _keep(self, change: FileChange, parent: int, name: str) -> None:
+        """Copy a file that is about to be removed or replaced."""
+        if self._kept is None or change.after is None or change.after.kind != "file" or change.after.problem:
+            return
+        place = self._kept / change.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+        with (
+            os.fdopen(fd, "rb") as source,
+            suppress(FileExistsError),
+            os.fdopen(os.open(place, _WRITTEN, 0o600), "wb") as copy,
+        ):
+            shutil.copyfileobj(source, copy)
+
+
+@contextmanager
+def saved_until_the_end(check: IntegrityCheck, directory: Path) -> Iterator[None]:
+    """Save a check for a `with` block. If the process is killed in the block, `load` finds it there."""
+    check.save(directory)
+    yield
+    shutil.rmtree(directory)

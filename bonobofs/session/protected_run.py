@@ -1,0 +1,173 @@
+"""Snapshots of protected directories in the state directory, and the check of one run.
+
+integrity/ID/   a snapshot: snapshot.json and the contents by hash (`integrity.integrity_check`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+from uuid import uuid4
+
+from bonobofs.audit.writer import Trail, TrailIdentity
+from bonobofs.errors import BonobofsError, UsageError, reason
+from bonobofs.integrity.integrity_check import IntegrityCheck, new_run_id
+from bonobofs.state.home import head_path, trail_path
+from bonobofs.system.paths import is_within
+
+GUARDRAIL: Final = "guardrail_violation"
+"""Operation of the alert about a violation."""
+DAEMON: Final = "daemon"
+"""The actor of that alert."""
+VIOLATED: Final = 77
+_LISTED: Final = 100
+
+
+class Protection(NamedTuple):
+    """What `run` protects, and where it records a violation."""
+
+    directories: Sequence[str]
+    artifacts: Path
+    item: str = ""
+
+
+class Snapshot(NamedTuple):
+    """A snapshot in the state directory."""
+
+    id: str
+    directory: Path
+    check: IntegrityCheck
+
+
+def take_snapshot(home: Path, root: Path, directories: Sequence[str]) -> Snapshot:
+    """Capture protected directories and save them; replace earlier snapshots of the same. IntegrityError, OSError."""
+    check = IntegrityCheck(root, directories)
+    former = [each for each in _snapshots(home) if (each.check.root, each.check.directories) == _key(check)]
+    snapshot = _save(home, check)
+    for each in former:
+        shutil.rmtree(each.directory)
+    return snapshot
+
+
+def find_snapshot(home: Path, root: Path, name: str | None = None) -> Snapshot:
+    """Return the newest snapshot of a root or of a directory above it, or the one whose id begins with `name`.
+
+    UsageError: there is none.
+    """
+    real = os.path.realpath(root)
+    for each in _snapshots(home):
+        if each.id.startswith(name) if name is not None else is_within(real, each.check.root):
+            return each
+    what = f"no snapshot has the id {name}" if name is not None else f"there is no snapshot of {real}"
+    raise UsageError(f"{what}; make one: bonobofs integrity snapshot")
+
+
+def record_violation(home: Path, violation: dict[str, Any], **more: str) -> None:
+    """Record a violation as an alert of the actor `daemon`, in a trail of its own. TrailError."""
+    details = {**violation["details"], "violation_type": violation["violation_type"], **more}
+    for name in ("changed_files", "files"):
+        if name in details:
+            details[name] = details[name][:_LISTED]
+    name = str(uuid4())
+    trail = Trail.create(trail_path(home, name), head_path(home, name), TrailIdentity(name, DAEMON, ""))
+    try:
+        trail.alert(details["message"], operation=GUARDRAIL, details=details)
+    finally:
+        trail.close()
+
+
+class ProtectedRun:
+    """The check around one run, as a context manager. It does nothing if there is no protection.
+
+    Its exit compares the protected directories, reverts, and records a violation.
+    """
+
+    def __init__(self, home: Path, protection: Protection | None, report: Callable[[str], None]) -> None:
+        self._home: Final = home
+        self._protection: Final = protection
+        self._report: Final = report
+        self._snapshot: Snapshot | None = None
+        self._artifacts = -1
+        self._run_id = ""
+        self._session = ""
+        self._violated = False
+
+    def begin(self, root: Path, session: str) -> None:
+        """Capture the state before the command. IntegrityError, OSError: the command must not run."""
+        if self._protection is None:
+            return
+        self._run_id, self._session = new_run_id(), session
+        self._protection.artifacts.mkdir(parents=True, exist_ok=True)
+        # The command can replace the directory, and the violation must not follow a symlink of the command.
+        self._artifacts = os.open(self._protection.artifacts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._snapshot = _save(self._home, IntegrityCheck(root, self._protection.directories))
+
+    def status(self, status: int) -> int:
+        """Return the exit status of the run: 77 after a violation, else that of the command."""
+        return VIOLATED if self._violated else status
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Compare. BonobofsError, OSError: the comparison or its record failed."""
+        try:
+            if self._snapshot is not None:
+                self._compare(self._snapshot)
+        finally:
+            if self._artifacts >= 0:
+                os.close(self._artifacts)
+
+    def _compare(self, snapshot: Snapshot) -> None:
+        assert self._protection is not None
+        check = snapshot.check
+        if check.has_changes():
+            self._violated = True
+            place = Path(f"/proc/self/fd/{self._artifacts}")
+            check.revert(place / f"reverted-{self._run_id}-{snapshot.id[:4]}")
+            violation = check.violation(item_id=self._protection.item, run_id=self._run_id)
+            details = violation["details"]
+            self._report(
+                f"{details['message']}: {len(check.changes)} changes, "
+                + ("reverted" if check.reverted else f"not all reverted: {check.revert_error}")
+            )
+            try:
+                check.write_violation(place, violation)
+            except OSError as failure:
+                self._report(f"violation.json cannot be written: {reason(failure)}")
+            record_violation(self._home, violation, session=self._session)
+        shutil.rmtree(snapshot.directory)
+
+
+def _key(check: IntegrityCheck) -> tuple[str, tuple[str, ...]]:
+    return check.root, check.directories
+
+
+def _save(home: Path, check: IntegrityCheck) -> Snapshot:
+    name = secrets.token_hex(8)
+    directory = home / "integrity" / name
+    try:
+        check.save(directory)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return Snapshot(name, directory, check)
+
+
+def _snapshots(home: Path) -> Iterator[Snapshot]:
+    """Yield the readable snapshots, the newest first. A snapshot of a killed process may be incomplete."""
+    found = []
+    for directory in (home / "integrity").glob("*"):
+        with contextlib.suppress(OSError):
+            found.append((os.stat(directory / "snapshot.json").st_mtime_ns, directory))
+    for _, directory in sorted(found, reverse=True):
+        with contextlib.suppress(BonobofsError):
+            yield Snapshot(directory.name, directory, IntegrityCheck.load(directory))

@@ -1,0 +1,81 @@
+"""The integrity commands, and the violation in the audit log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.world import bonobofs
+
+
+@pytest.fixture
+def root(tmp_path: Path, home: Path) -> Path:
+    del home
+    root = tmp_path / "workspace"
+    (root / "okrs").mkdir(parents=True)
+    (root / "okrs/company.yml").write_text("objective: grow\n")
+    return root
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in bonobofs("audit", "tail", "--alerts", "--json").stdout.splitlines()]
+
+
+def test_verify_needs_a_snapshot(root: Path) -> None:
+    ran = bonobofs("integrity", "verify", cwd=root)
+    assert ran.returncode == 2
+    assert "bonobofs integrity snapshot" in ran.stderr
+
+
+def test_a_change_is_found_reverted_and_recorded(root: Path, tmp_path: Path) -> None:
+    assert bonobofs("integrity", "snapshot", str(root)).returncode == 0
+    assert bonobofs("integrity", "verify", cwd=root).stdout == "as in the snapshot\n"
+    (root / "okrs/company.yml").write_text("objective: rest\n")
+    (root / "okrs/new.yml").touch()
+    ran = bonobofs("integrity", "verify", cwd=root)
+    assert ran.returncode == 1
+    assert ran.stdout == "changed  okrs/company.yml\nadded    okrs/new.yml\n"
+    assert alerts() == []
+    artifacts = tmp_path / "artifacts"
+    ran = bonobofs("integrity", "revert", str(root), "--item", "ITEM-1", "--artifacts", str(artifacts), "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["reverted"] is True
+    assert (root / "okrs/company.yml").read_text() == "objective: grow\n"
+    assert not (root / "okrs/new.yml").exists()
+    violation = json.loads((artifacts / "violation.json").read_text())
+    assert violation["details"]["item_id"] == "ITEM-1"
+    (entry,) = alerts()
+    assert (entry["agent"], entry["operation"], entry["kind"]) == ("daemon", "guardrail_violation", "alert")
+    assert entry["details"]["violation_type"] == "okrs_direct_edit"
+    assert entry["details"]["changed_files"] == ["okrs/company.yml", "okrs/new.yml"]
+    assert entry["details"]["reverted"] is True
+    assert bonobofs("integrity", "verify", cwd=root).returncode == 0
+    assert bonobofs("audit", "verify").returncode == 0
+    assert "guardrail_violation" in bonobofs("audit", "query", "--agent", "daemon").stdout
+
+
+def test_a_new_snapshot_replaces_the_former_of_the_same_directories(root: Path, home: Path) -> None:
+    (root / "plans").mkdir()
+    for arguments in ((), ("--protect", "plans"), ()):
+        ran = bonobofs("integrity", "snapshot", *arguments, "--json", cwd=root)
+        assert ran.returncode == 0, ran.stderr
+    assert len(list((home / "integrity").iterdir())) == 2
+    newest = json.loads(ran.stdout)
+    (root / "plans/a").touch()
+    assert bonobofs("integrity", "verify", cwd=root).returncode == 0
+    (other,) = {path.name for path in (home / "integrity").iterdir()} - {newest["snapshot"]}
+    assert bonobofs("integrity", "verify", "--snapshot", other[:6], cwd=root).returncode == 1
+
+
+def test_a_damaged_snapshot_is_passed_over(root: Path, home: Path) -> None:
+    assert bonobofs("integrity", "snapshot", cwd=root).returncode == 0
+    (made,) = (home / "integrity").iterdir()
+    (made / "snapshot.json").write_text('{"root": 7, "before": [1]}')
+    ran = bonobofs("integrity", "verify", cwd=root)
+    assert ran.returncode == 2, ran.stderr
+    (made / "contents/x").touch()
+    assert bonobofs("integrity", "snapshot", cwd=root).returncode == 0
+    assert bonobofs("integrity", "verify", cwd=root).returncode == 0
