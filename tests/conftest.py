@@ -141,6 +141,7 @@ def mounted(home: Path, kept_database: None, source: Path, tmp_path: Path) -> It
         transport: str = "auto",
         allow_other: bool = False,
         companion: str = launcher.COMPANION,
+        observe: bool = False,
     ) -> World:
         number = next(numbers)
         store_preset(home, source.resolve(), "aidlc")
@@ -161,6 +162,7 @@ def mounted(home: Path, kept_database: None, source: Path, tmp_path: Path) -> It
             transport=transport,
             allow_other=allow_other,
             companion=companion,
+            observe=observe,
         )
         world = World(home, session.start(home, order).session)
         worlds.append(world)

@@ -68,6 +68,9 @@ def mount(
     keep_scratch: Annotated[
         bool, Option("--keep-scratch", help="Keep the scratch files in the session's directory.")
     ] = False,
+    observe: Annotated[
+        bool, Option("--observe", help="Make and record what the rules refuse; then: bonobofs policy propose.")
+    ] = False,
     new: Annotated[bool, Option("--new", help="Register the agent if its name is new.")] = False,
 ) -> None:
     """Mount a directory under a policy.
@@ -92,6 +95,7 @@ def mount(
         allow_other=allow_other,
         allow_writable_parents=allow_writable_parents,
         keep_scratch=keep_scratch,
+        observe=observe,
         user=user,
         chain=chain,
     )
@@ -233,6 +237,8 @@ def _notes(entry: session.SessionStatus) -> list[str]:
         )
     if entry.unreadable is not None:
         notes.append(f"{where}: {entry.unreadable}")
+    if entry.observes:
+        notes.append(f"{where}: observes: what the rules refuse is made and recorded")
     if entry.leases is not None:
         notes.append(f"{where}: the leases are unknown, so every change of the source is refused: {entry.leases}")
     if entry.caches is not None:

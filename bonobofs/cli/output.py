@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from bonobofs.system.terminal import escape
 
@@ -59,6 +59,20 @@ def waiting(text: str) -> Iterator[None]:
 
     with Console(stderr=True).status(escape(text)):
         yield
+
+
+_Item = TypeVar("_Item")
+
+
+def progress(items: Iterable[_Item], total: int, text: str) -> Iterator[_Item]:
+    """Yield the items; on a terminal, show a bar of `total` items meanwhile."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console  # noqa: PLC0415 - as above
+    from rich.progress import track  # noqa: PLC0415
+
+    yield from track(items, escape(text), total, console=Console(stderr=True), transient=True)
 
 
 def _draw(heading: Sequence[str], cells: Sequence[Sequence[str]], styles: Sequence[str]) -> None:

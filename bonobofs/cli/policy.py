@@ -1,22 +1,29 @@
-"""`bonobofs policy check|test|show|import` and `bonobofs init`."""
+"""`bonobofs policy check|test|show|import|propose|diff` and `bonobofs init`."""
 
 from __future__ import annotations
 
+import difflib
+import os
 import shlex
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from bonobofs import session
 from bonobofs.cli.actor import check_role
 from bonobofs.cli.options import Argument, Group, Option
-from bonobofs.cli.output import document, note, say
-from bonobofs.errors import PolicyError
+from bonobofs.cli.output import document, note, progress, say
+from bonobofs.errors import PolicyError, UsageError
 from bonobofs.policy import examples
+from bonobofs.policy.decision import Denied
 from bonobofs.policy.document import AuditTable, load, located, parse
 from bonobofs.policy.engine import describe
 from bonobofs.policy.examples import warnings
 from bonobofs.policy.presets import PRESETS, choragen_import, preset_file
 from bonobofs.session.project_policy import write_policy
+
+if TYPE_CHECKING:
+    from bonobofs.audit.replay import Occurrences, TriedChange
 
 app = Group(help="Check, test and describe a policy.")
 
@@ -189,3 +196,133 @@ def init(
     say("next:")
     for command in commands:
         say(f"  {command}")
+
+
+SessionOption = Annotated[str | None, Option("--session", metavar="UUID", help="One session. Default: all.")]
+SinceOption = Annotated[str | None, Option(metavar="MOMENT", help="30m, 2h, 1d, or a moment in ISO 8601.")]
+
+
+@app.command("propose")
+def propose(
+    of_session: SessionOption = None,
+    since: SinceOption = None,
+    policy: Annotated[
+        str | None, Option(metavar="FILE", help="The policy to change, or a preset. Default: the one in force.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Print, as a diff, the smallest change of the policy that permits what the record shows as refused.
+
+    The record is that of the sessions under this policy: their refusals, and what a session with mount --observe
+    permitted. What the proposal permits beyond it, and what it leaves refused, is on standard error. Nothing is
+    written.
+
+    \b
+    Examples:
+      bonobofs policy propose --since 1d
+      bonobofs policy propose --policy ./policy.toml | patch policy.toml
+    """
+    from bonobofs.audit.proposal import propose as make  # noqa: PLC0415 - loads the parser of TOML
+
+    origin = policy or session.in_force(session.home(), None, Path.cwd()).origin
+    preset = origin.removeprefix("preset:")
+    is_new = preset in PRESETS
+    text = f'extends = "{preset}"\n' if is_new else Path(origin).read_text(encoding="utf-8")
+    name = "policy.toml" if is_new else Path(origin).name
+    place = f"preset:{preset}" if is_new else os.path.realpath(origin)
+    tried = _tried(of_session, since, parse(text, name).default_role, place)
+    made = make(text, name, tried, is_new=is_new)
+    if json:
+        left = [{**change._asdict(), "code": denied.code, "rule": denied.rule} for change, denied in made.left]
+        document({"file": origin, "diff": made.difference, "wider": made.wider, "left": left})
+        return
+    print(made.difference, end="")
+    for line in made.wider:
+        note(f"wider than the record: {line}")
+    for change, denied in made.left:
+        note(f"still refused: {change.operation} {change.path} ({denied.code}, rule {denied.rule})")
+    if not made.difference:
+        note("the record shows no refusal that a rule of this policy could permit")
+
+
+@app.command("diff")
+def diff(
+    before: Annotated[str, Argument(metavar="A", help="A policy file, or the name of a preset.")],
+    after: Annotated[str, Argument(metavar="B", help="Another one.")],
+    replay: Annotated[bool, Option("--replay", help="List recorded changes that B decides otherwise.")] = False,
+    of_session: SessionOption = None,
+    since: SinceOption = None,
+    role: Annotated[str | None, Option(metavar="R", help="The role to describe. Default: default_role of B.")] = None,
+    json: JsonOption = False,
+) -> int:
+    """Compare two policies in words; with --replay, by what the record shows. Exit 1 if they differ.
+
+    A replay rests on operation, paths, size and role. Leases, answers and the first bytes of files are left out.
+
+    \b
+    Examples:
+      bonobofs policy diff project ./policy.toml
+      bonobofs policy diff ./policy.toml ./new.toml --replay --since 7d
+    """
+    from bonobofs.audit import replay as replays  # noqa: PLC0415 - loads the engine
+    from bonobofs.policy.compiled import compile_policy  # noqa: PLC0415
+
+    files = [load(_file_of(each)) for each in (before, after)]
+    old, new = (compile_policy({**file.model_dump(mode="json"), "observe": False}) for file in files)
+    if not replay:
+        shown = (describe(each, role or files[1].default_role).splitlines() for each in (old, new))
+        lines = list(difflib.unified_diff(next(shown), next(shown), before, after, lineterm="", n=1))
+        if json:
+            document({"difference": lines})
+        for line in () if json else lines:
+            say(line)
+        return 1 if lines else 0
+    found = replays.replay(_tried(of_session, since, files[0].default_role), old, new)
+    changed = sorted((each for each in found if each.differs), key=lambda each: -each.seen.count)
+    if json:
+        document(
+            [
+                {
+                    **each.change._asdict(),
+                    "count": each.seen.count,
+                    "allowed": not isinstance(each.after, Denied),
+                    "before": each.before.rule,
+                    "after": each.after.rule,
+                }
+                for each in changed
+            ]
+        )
+        return 1 if changed else 0
+    for each in changed:
+        word = "refused" if isinstance(each.after, Denied) else "allowed"
+        to = f" to {each.change.to}" if each.change.to else ""
+        change = f"{each.change.operation} {each.change.path}{to}"
+        say(f"now {word}: {change}, {each.seen.count} times (rule {each.before.rule}, then {each.after.rule})")
+    say(f"{len(found)} different changes, {len(changed)} decided otherwise")
+    return 1 if changed else 0
+
+
+def _tried(
+    of_session: str | None, since: str | None, default_role: str, origin: str | None = None
+) -> dict[TriedChange, Occurrences]:
+    """Collect what the record shows of one session, else of those under the policy `origin`, else of all.
+
+    UsageError: no session has this UUID.
+    """
+    from bonobofs.audit import reader, replay  # noqa: PLC0415 - as above
+
+    home = session.home()
+    session.flush_servers(home)
+    facts = session.about_sessions(home)
+    trails = [trail for trail in reader.trails_in(home / "trails") if of_session in (None, trail.stem)]
+    if of_session is None and origin is not None:
+        known = (each.session for each in session.statuses(home, include_ended=True))
+        under = {each.session for each in known if each.policy.origin == origin}
+        trails = [trail for trail in trails if trail.stem in under]
+    if of_session is not None and not trails:
+        raise UsageError(f"no session has the UUID {of_session}; see bonobofs status --all")
+    start = reader.since(since, datetime.now(UTC)) if since is not None else reader.EPOCH
+    total = sum(facts[trail.stem].seq for trail in trails if trail.stem in facts)
+    entries = progress((entry for trail in trails for entry in reader.read(trail)), total, "reading the record")
+    roles = {name: each.role for name, each in facts.items() if each.role}
+    return replay.tried_changes((entry for entry in entries if entry.timestamp >= start), roles, default_role)

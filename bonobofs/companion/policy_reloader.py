@@ -33,6 +33,7 @@ class PolicyReloader:
         self._session: Final = session.session
         self._source: Final = Path(session.source)
         self._in_force = session.policy
+        self._observe: Final = session.observe
         self._copy: Final = Path(session.session_dir, "policy.json")
         self._loaded = self._fingerprint() if config.is_first else None
         self._seen = self._loaded
@@ -64,6 +65,8 @@ class PolicyReloader:
         self._loaded = self._seen = self._fingerprint()
         try:
             chosen = registration.load_policy(self._file, self._source)
+            if self._observe:
+                chosen = chosen.observing()
             # The new [[scratch]] may match other files that git tracks.
             tracked = registration.find_tracked(self._home, self._source, chosen.compiled).paths
         except BonobofsError as error:

@@ -620,7 +620,14 @@ class CompanionRequests:
         policy = self._enforcer.policy
         mark = PolicyMark(self._origin, policy.digest, policy.generation)
         self._saved_leases_state = self._leases_state()
-        live = Live(self._watch or WATCHING, mark, self._policy_error, self._saved_leases_state, self._caches)
+        live = Live(
+            self._watch or WATCHING,
+            mark,
+            self._policy_error,
+            self._saved_leases_state,
+            self._caches,
+            policy.observe,
+        )
         try:
             write_live(self._directory, live)
         except OSError as error:

@@ -80,6 +80,8 @@ class SessionConfig(NamedTuple):
     mountpoint_identity: Sequence[int] | None = None
     """Device and inode number of the directory that `mount` checked; None: not checked."""
     keep_scratch: bool = False
+    observe: bool = False
+    """`mount --observe`: every policy of the session observes."""
     out_of_band: Sequence[dict[str, Any]] = ()
     """Differences between source and record after an unclean boot: {"path", "what", "protected"}."""
     strays: Sequence[Sequence[Any]] = ()

@@ -221,6 +221,8 @@ class Policy:
     """A rule refuses executable content, so a decision depends on the first bytes of a file."""
     network: AllowList
     """[network] allow."""
+    observe: bool
+    """Changes that the rules, roles, `hidden` and `keep` refuse are permitted, and recorded as such."""
     asks: Matcher[Ask]
     """The changes that need the operator's permission."""
     answers: Answers = NO_ANSWERS
@@ -344,6 +346,7 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
         symlinks_anywhere=document.get("symlinks", "inside") == "any",
         judges_content=any(not offer.executable for offer in offers),
         asks=Matcher(_asks(document.get("ask", ()))),
+        observe=bool(document.get("observe", False)),
         network=AllowList(document.get("network", {}).get("allow", ())),
     )
 

@@ -72,6 +72,8 @@ def describe(policy: Policy, role: str) -> str:
         f"The role is `{role}`. Reading is free. Every change is judged by the operator's policy and recorded; what it"
         " does not admit fails with an error, and nothing is changed."
     )
+    if policy.observe:
+        intro += " The session observes: what the lists below refuse by rule, role or name is made and recorded."
     if role not in policy.roles:
         sections = [f"{policy.unknown_role.reason} {policy.unknown_role.instead}"]
     else:

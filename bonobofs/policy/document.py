@@ -370,6 +370,7 @@ class PolicyDocument(_Table):
     hidden: list[HiddenPattern] = []
     temporary: list[TemporaryPattern] = []
     devices: bool = False
+    observe: bool = False
     secrets: list[PathPattern] = []
     symlinks: Literal["inside", "any"] = "inside"
     protect: list[PathsTable] = []

@@ -54,6 +54,13 @@ EXECUTABLE_HEADS: Final = (
 )
 """First bytes of executable files: scripts, ELF, DOS and Windows, Mach-O of both orders and widths, wasm."""
 
+OBSERVABLE: Final = frozenset(
+    {Code.ROLE, Code.HIDDEN, Code.SUFFIX, Code.EXECUTABLE, Code.KEEP, Code.DEFAULT, Code.SIZE}
+)
+"""Refusals that a policy with `observe` only records. All others protect more than the policy's choice of paths."""
+OBSERVED: Final = "observe:"
+"""Begins the rule of a change that was permitted only because the policy observes; code and rule follow."""
+
 _X_BITS: Final = 0o111
 _FILE: Final = Kind.FILE
 _DIRECTORY: Final = Kind.DIRECTORY
@@ -120,6 +127,8 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
         refusal = _refuse_operation(policy, agent, operation)
     if refusal is None:
         result = _judge_path(policy, agent.role, components, kind, context, dotted, leaves)
+        if policy.observe and isinstance(result, Refusal) and result.code in OBSERVABLE:
+            result = _observed(policy, result)
         if isinstance(result, Refusal):
             refusal = result
         elif (
@@ -141,6 +150,13 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
             return result
     # Equal to Denied(*refusal, path, operation), at a third of its time. Some agents cause very many denials.
     return tuple.__new__(Denied, (*refusal, path, operation, None, "", ""))
+
+
+def _observed(policy: Policy, refusal: Refusal) -> Permit | Refusal:
+    """Return the permit of a change that the policy refuses and only observes."""
+    if refusal is policy.unknown_role:
+        return refusal
+    return Permit(f"{OBSERVED}{refusal.code}:{refusal.rule}")
 
 
 def _by_answer(policy: Policy, request: Request, components: list[str], permit: Permit, *, leaves: bool) -> Decision:

@@ -84,6 +84,8 @@ def warnings(document: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
 def _open_keys(document: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     if document.get("default") == "allow":
         yield ("default",), "every path that no rule names may be changed"
+    if document.get("observe"):
+        yield ("observe",), "refused changes are made and recorded; remove it once the rules are complete"
     if document.get("symlinks") == "any":
         yield ("symlinks",), "symlinks may lead out of the workspace"
     if document.get("devices"):

@@ -65,6 +65,8 @@ class MountRequest(NamedTuple):
     allow_writable_parents: bool = False
     """Accept a source and mountpoint that another user can replace before bonobofs opens them."""
     keep_scratch: bool = False
+    observe: bool = False
+    """Permit and record what the policy refuses by rule, role or name."""
     chain: str | None = None
     user: str | None = None
     """Name or uid of a user other than root who may use the mount and call the session."""
@@ -140,6 +142,8 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
     notes = transport.notes + _clear_mountpoint(home, mountpoint, source=source)
     mount_checks.check(source, mountpoint, home)
     policy = choose_policy(home, request.policy, request.policy_of or source, store=True)
+    if request.observe:
+        policy = policy.observing()
     notes += _note_processes(mountpoint) + _also_mounted(home, source)
     notes += tuple(f"A session cannot be read: {error}." for error in unreadable(home).values())
     scratch_dir.remove_stale(home)
@@ -198,6 +202,7 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
         source_identity=_identity(source),
         mountpoint_identity=_identity(mountpoint),
         keep_scratch=request.keep_scratch,
+        observe=request.observe,
         out_of_band=differences,
         strays=temp_cleanup.left_in(home, source),
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from bonobofs.errors import GitError, PolicyError, UsageError
 from bonobofs.policy.compiled import Tracked
@@ -39,6 +39,11 @@ class ChosenPolicy(NamedTuple):
     def plain(self) -> dict[str, Any]:
         """The document as JSON data, the input of `compile_policy` in every process."""
         return self.document.model_dump(mode="json")
+
+    def observing(self) -> Self:
+        """Return the policy with `observe`."""
+        document = self.document.model_copy(update={"observe": True})
+        return self._replace(document=document, compiled=compile_policy(document.model_dump(mode="json")))
 
 
 def note_on_audit(home: Path, file: Path, document: PolicyDocument) -> str:

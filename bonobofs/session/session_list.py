@@ -61,6 +61,8 @@ class SessionStatus(NamedTuple):
     """Why the leases are unknown, so that every change of the source is refused."""
     caches: str | None = None
     """Why kernel caching is off and cached data may be stale."""
+    observes: bool = False
+    """What its rules refuse is made and recorded."""
     unreadable: str | None = None
     """Why its live.json cannot be read; the fields above are then those at its start."""
 
@@ -98,7 +100,9 @@ def _status(home: Path, session: Session, state: SessionState) -> SessionStatus:
     session = dataclasses.replace(session, policy=live.policy)
     if state not in SERVED:
         return SessionStatus(session, state)
-    return SessionStatus(session, state, live.watch, live.policy_error, live.leases, live.caches)
+    return SessionStatus(
+        session, state, live.watch, live.policy_error, live.leases, live.caches, observes=live.observes
+    )
 
 
 def session_around(home: Path, path: Path) -> SessionStatus | None:

@@ -68,6 +68,8 @@ class Live:
     """Why the leases are unknown, so that every change of the source is refused; None if they are known."""
     caches: str | None = None
     """Why the kernel cache is off and may hold stale data; None if it is on."""
+    observes: bool = False
+    """The policy records what its rules refuse, and permits it."""
 
 
 WATCHING = "watching"
