@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import BY, LAYER, TOUCHES, AuditEntry, instant, touched_paths
-from bonobofs.audit.path_history import PathNode
-from bonobofs.audit.reader import is_closed, last, merged
+from bonobofs.audit.reader import PathNode, is_closed, last, merged
 from bonobofs.audit.temp_cleanup import by_way_of
 from bonobofs.audit.trail_storage import stat_trail
 from bonobofs.audit.verify import read_head

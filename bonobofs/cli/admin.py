@@ -64,7 +64,7 @@ def upgrade() -> None:
 @db_app.command("backup")
 def backup() -> None:
     """Write a dated backup to the state directory. PostgreSQL needs pg_dump."""
-    from bonobofs.state import backup as backups  # noqa: PLC0415 - as in `status`
+    from bonobofs.state import migrate as backups  # noqa: PLC0415 - as in `status`
     from bonobofs.state.database import Database  # noqa: PLC0415 - as in `status`
 
     with Database(session.home()) as database:

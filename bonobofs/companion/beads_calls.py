@@ -16,8 +16,7 @@ from bonobofs.beads.bd_command_line import ReadCommand, Step, UnsupportedCommand
 from bonobofs.beads.issue import issue_document
 from bonobofs.beads.issue_service import IssueService
 from bonobofs.beads.refusals import UNSUPPORTED
-from bonobofs.companion.call_arguments import OTHERS, Content, check_arguments, kinds_of
-from bonobofs.companion.session_context import SessionContext
+from bonobofs.companion.session_context import OTHERS, Content, SessionContext, check_arguments, kinds_of
 from bonobofs.enforcement.authorizer import Caller
 from bonobofs.errors import BonobofsError
 from bonobofs.files.results import bounded

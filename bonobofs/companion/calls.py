@@ -2,11 +2,15 @@
 
 A call is a function of the session and of its arguments, whose annotations are checked. It returns what JSON can hold.
 Refused, BonobofsError and OSError go to the caller; UsageError means invalid arguments.
+
+The agent can call the socket too. So the calls of egress need the key of the session, which the sandbox does not show,
+and what a caller of `mark` or `call.begin` names is a claim, which the trail keeps apart from what bonobofs observes.
 """
 
 from __future__ import annotations
 
 import errno
+import hmac
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,22 +19,103 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from bonobofs.beads.bd_command_line import OPERATIONS
-from bonobofs.companion.call_arguments import Content, check_arguments, kinds_of
 from bonobofs.companion.git_calls import GIT_COMMANDS, PUBLISHING_CALLS, WITH_DESCRIPTORS
-from bonobofs.companion.network_calls import NETWORK_CALLS
-from bonobofs.companion.session_context import SessionContext
-from bonobofs.companion.turn_calls import TURN_CALLS
+from bonobofs.companion.session_context import Content, SessionContext, check_arguments, kinds_of
 from bonobofs.enforcement.authorizer import Caller
-from bonobofs.errors import ForbiddenError, UsageError
+from bonobofs.errors import ForbiddenError, PolicyError, UsageError, reason
 from bonobofs.files.file_guard import operation_of
 from bonobofs.files.results import is_session_agent, with_claimed_agent, wrong_agent
 from bonobofs.files.workspace import MAKER
 from bonobofs.policy.decision import Denied
+from bonobofs.policy.denials import NETWORK
 from bonobofs.policy.engine import callable_words
 from bonobofs.policy.lease_limits import DEFAULT_MAX, check_lease, longest_lease
-from bonobofs.policy.request import Operation, PlannedChange, WorkspacePath
-from bonobofs.state.home import GUARD_SOCKET, inside_directory, session_directory
+from bonobofs.policy.request import Context, Operation, PlannedChange, Request, WorkspacePath
+from bonobofs.sandbox.network_list import operator_list
+from bonobofs.state.home import EGRESS_KEY, GUARD_SOCKET, inside_directory, session_directory
 from bonobofs.state.sessions import read_live
+
+_MARKS: Final = ("mark", "hook")
+_LONGEST: Final = 200
+"""Maximum characters of a claimed name or id."""
+
+
+def _mark(session: SessionContext, name: str, by: str = "mark") -> Any:
+    """Begin a turn; return its id."""
+    if by not in _MARKS:
+        raise UsageError(f"by is {' or '.join(_MARKS)}")
+    return {"turn": f"{session.session.session[:8]}:{session.guard.begin_turn(name, by)}"}
+
+
+def _begin_call(
+    session: SessionContext,
+    tool_call: str,
+    tool: str,
+    agent_session: str,
+    turn: str | None = None,
+    subagent: str | None = None,
+) -> None:
+    """Record that a tool call of the client begins."""
+    claims = {"tool_call": tool_call, "tool": tool, "agent_session": agent_session, "turn": turn, "subagent": subagent}
+    named = {name: text[:_LONGEST] for name, text in claims.items() if text is not None}
+    session.guard.event("call_begin", named)
+
+
+def _end_call(session: SessionContext, tool_call: str) -> None:
+    """Record that a tool call of the client has ended."""
+    session.guard.event("call_end", {"tool_call": tool_call[:_LONGEST]})
+
+
+_GUARD: Final = "network"
+_TOOL: Final = "egress"
+_CONNECT: Final = Request(Operation.CONNECT, WorkspacePath(""))
+
+
+def _check_key(session: SessionContext, key: str) -> None:
+    """Raises ForbiddenError if the caller is not the egress process of this session."""
+    try:
+        expected = (session_directory(session.home, session.session.session) / EGRESS_KEY).read_text(encoding="ascii")
+    except FileNotFoundError:
+        expected = ""
+    if not expected or not hmac.compare_digest(expected.encode(), key.encode()):
+        raise ForbiddenError("this call is for the egress process of the session alone")
+
+
+def _lists(session: SessionContext, key: str) -> Any:
+    """The entries of the policy in force and of the operator's list; `error` if that list cannot be read."""
+    _check_key(session, key)
+    policy = session.guard.policy.document.get("network", {}).get("allow", [])
+    try:
+        operator, error = operator_list(session.home, Path(session.session.source)), ""
+    except (PolicyError, OSError) as failure:
+        operator, error = [], reason(failure)
+    if error != session.network_error:
+        session.network_error = error
+        session.guard.event("network_list", {"error": error or None})
+    return {"policy": policy, "operator": operator, "error": error}
+
+
+def _allowed(session: SessionContext, key: str, host: str, port: int, via: str) -> Any:
+    """Record a connection before egress makes it. Refused: the policy in force does not admit it, or no record."""
+    _check_key(session, key)
+    details = {"host": host, "port": port, "via": via}
+    session.guard.record_call(_CONNECT, Context(endpoint=(host, port)), guard=_GUARD, caller=Caller(_TOOL, details))
+
+
+def _refused(session: SessionContext, key: str, refusals: list[Any]) -> Any:
+    """Record refused connections: [host, port, via, word, count] each."""
+    _check_key(session, key)
+    for refusal in refusals:
+        try:
+            host, port, via, word, count = refusal
+            text = NETWORK[word]
+        except (ValueError, TypeError, KeyError):
+            raise UsageError("a refusal is [host, port, via, word, count]") from None
+        endpoint = f"{host}:{port}" if host else "several hosts or ports"
+        denied = Denied(*text, _CONNECT.path, _CONNECT.operation, about=f"The connection was to {endpoint}.")
+        details = {"host": host, "port": port, "via": via}
+        session.guard.deny(denied, Caller(_TOOL, details), guard=_GUARD, count=count)
+
 
 if TYPE_CHECKING:
     from bonobofs.state.leases import Holder, Lease
@@ -255,9 +340,13 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     "search_files": _search_files,
     "delete_file": _delete_file,
     **GIT_COMMANDS,
-    **NETWORK_CALLS,
+    "network.lists": _lists,
+    "network.allowed": _allowed,
+    "network.refused": _refused,
     **PUBLISHING_CALLS,
-    **TURN_CALLS,
+    "mark": _mark,
+    "call.begin": _begin_call,
+    "call.end": _end_call,
     **{f"beads.{word}": _issue_call(word) for word in ("bd", *OPERATIONS)},
 }
 

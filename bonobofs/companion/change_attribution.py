@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import AuditEntry, touched_paths
-from bonobofs.audit.path_history import with_renames
-from bonobofs.audit.reader import entries_of, paths_of
+from bonobofs.audit.reader import entries_of, paths_of, with_renames
 from bonobofs.audit.temp_cleanup import by_way_of
 from bonobofs.audit.trail_storage import open_trail, stat_trail
 from bonobofs.beads.bd_runner import is_held, lock_path
 from bonobofs.errors import GitError
 from bonobofs.git.source_refs import find_git_dirs
-from bonobofs.ipc.channel import Channel
-from bonobofs.ipc.message_kinds import MessageKind
+from bonobofs.ipc.channel import Channel, MessageKind
 from bonobofs.state.sessions import Session, lives, load
 from bonobofs.system.paths import is_within
 from bonobofs.system.watcher_events import BEGAN, GONE, MADE, reachable

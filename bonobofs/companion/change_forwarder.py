@@ -6,8 +6,7 @@ import select
 from time import monotonic
 from typing import Final
 
-from bonobofs.ipc.channel import Channel
-from bonobofs.ipc.message_kinds import MessageKind
+from bonobofs.ipc.channel import Channel, MessageKind
 from bonobofs.system.inotify import Changes, UnwatchableError, Watcher
 from bonobofs.system.watcher_events import CLOSED, MODIFIED, NameEvents, encode
 

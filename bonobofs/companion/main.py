@@ -31,8 +31,7 @@ from bonobofs.companion.session_context import SessionContext
 from bonobofs.companion.session_questions import SessionQuestions
 from bonobofs.companion.socket_server import SocketServer
 from bonobofs.errors import MountError, reason
-from bonobofs.ipc.channel import Channel, Message
-from bonobofs.ipc.message_kinds import CompanionStatus, MessageKind
+from bonobofs.ipc.channel import Channel, CompanionStatus, Message, MessageKind
 from bonobofs.ipc.session_config import CompanionConfig, SessionConfig
 from bonobofs.policy.request import Principal
 from bonobofs.state.home import INSIDE

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.errors import BonobofsError
-from bonobofs.ipc.channel import Channel
-from bonobofs.ipc.message_kinds import MessageKind
+from bonobofs.ipc.channel import Channel, MessageKind
 from bonobofs.ipc.session_config import CompanionConfig
 from bonobofs.state.home import write_document
 

@@ -26,9 +26,8 @@ from bonobofs.enforcement.authorizer import (
     RelatedChange,
 )
 from bonobofs.errors import ProtocolError, TrailError, UsageError
-from bonobofs.ipc.channel import Channel
+from bonobofs.ipc.channel import Channel, MessageKind
 from bonobofs.ipc.codec import decode_decision, decode_denied, encode_denied, encode_request
-from bonobofs.ipc.message_kinds import MessageKind
 from bonobofs.policy.decision import Denied, Permit, Refused
 from bonobofs.policy.engine import Policy, compile_policy
 from bonobofs.policy.request import NO_FACTS, Context, Operation, PlannedChange, Principal, Request

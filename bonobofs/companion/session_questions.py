@@ -11,8 +11,7 @@ from time import monotonic
 from typing import Any, Final
 
 from bonobofs.errors import BonobofsError, UsageError, reason
-from bonobofs.ipc.channel import Channel
-from bonobofs.ipc.message_kinds import MessageKind
+from bonobofs.ipc.channel import Channel, MessageKind
 from bonobofs.ipc.session_config import SessionConfig
 from bonobofs.state.question_files import (
     ANSWERS,

@@ -30,9 +30,8 @@ from bonobofs.fuse.diagnostics import Diagnostics
 from bonobofs.fuse.external_changes import Suspect
 from bonobofs.fuse.mount_context import UNCACHED_SECONDS, UNWATCHED_SECONDS, WATCHED_SECONDS, MountContext
 from bonobofs.fuse.operator_answers import OperatorAnswers
-from bonobofs.ipc.channel import Message
+from bonobofs.ipc.channel import CompanionStatus, Message, MessageKind
 from bonobofs.ipc.codec import decode_denied, decode_request, encode_decision, encode_denied
-from bonobofs.ipc.message_kinds import CompanionStatus, MessageKind
 from bonobofs.ipc.session_config import SessionConfig
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.decision import Decision, Denied, Refused

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from bonobofs.errors import MountError, ProtocolError, TrailError
-from bonobofs.ipc.channel import Channel, Message
-from bonobofs.ipc.message_kinds import CompanionStatus, MessageKind
+from bonobofs.ipc.channel import Channel, CompanionStatus, Message, MessageKind
 from bonobofs.ipc.session_config import CompanionConfig, CompanionProgram, SessionConfig
 from bonobofs.system import mounts, syscalls
 from bonobofs.system.processes import start_time, wait_for_end

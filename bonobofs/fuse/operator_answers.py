@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bonobofs.enforcement.authorizer import Caller
 from bonobofs.enforcement.enforcer import Enforcer
-from bonobofs.ipc.message_kinds import MessageKind
+from bonobofs.ipc.channel import MessageKind
 from bonobofs.policy.decision import Denied
 
 _MOST_QUESTIONS: Final = 100

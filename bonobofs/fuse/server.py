@@ -42,7 +42,7 @@ from bonobofs.fuse.temp_files import TempFiles
 from bonobofs.fuse.transport import Hooks, Transport
 from bonobofs.fuse.virtual_dir import ALL, LONGEST, VirtualDir
 from bonobofs.fuse.virtual_dir import NAME as VIRTUAL
-from bonobofs.ipc.message_kinds import CompanionStatus
+from bonobofs.ipc.channel import CompanionStatus
 from bonobofs.ipc.session_config import SessionConfig
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.decision import Layer

@@ -224,7 +224,7 @@ class IntegrityCheck:
         """Return the blob of a file. Its id depends on its content alone, so a changed index does not matter."""
         if not entry.blob:
             return None
-        from bonobofs.git.linked_worktree import find_repository  # noqa: PLC0415 - loads libgit2
+        from bonobofs.git.checkout import find_repository  # noqa: PLC0415 - loads libgit2
         from bonobofs.git.repository import GitRepository  # noqa: PLC0415
 
         with suppress(BonobofsError, OSError):

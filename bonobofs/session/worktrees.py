@@ -19,7 +19,7 @@ from bonobofs.beads.bd_client import seek_beads
 from bonobofs.beads.beads_guard import BeadsGuard
 from bonobofs.enforcement.authorizer import ACTIONS
 from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, UsageError
-from bonobofs.git import linked_worktree
+from bonobofs.git import checkout
 from bonobofs.git.branch_rules import new_branch, rules_of
 from bonobofs.git.source_refs import PublishedBranches
 from bonobofs.policy.request import Operation
@@ -102,7 +102,7 @@ def add(home: Path, request: WorktreeRequest) -> AddedWorktree:
             return _mount_again(home, existing, request)
         if existing is not None:
             _delete(home, existing)
-        base = linked_worktree.base_of(location.common, request.base)
+        base = checkout.base_of(location.common, request.base)
         waits_for = unresolved(home, location, base, request)
         if waits_for:
             raise ForbiddenError(
@@ -112,9 +112,7 @@ def add(home: Path, request: WorktreeRequest) -> AddedWorktree:
         return _make(home, location, base, request)
 
 
-def unresolved(
-    home: Path, location: linked_worktree.RepositoryLocation, base: str, request: WorktreeRequest
-) -> list[str]:
+def unresolved(home: Path, location: checkout.RepositoryLocation, base: str, request: WorktreeRequest) -> list[str]:
     """Return the issues of `depends_on` whose work is not in the base, so that the worktree would lack it."""
     common = location.common
     tips = {
@@ -122,8 +120,8 @@ def unresolved(
     }
 
     def is_in(issue: str) -> bool:
-        tip = linked_worktree.tip_of(common, _branch(home, request, location.top, issue)) or tips.get(issue)
-        return tip is not None and linked_worktree.has_commit(common, base, tip)
+        tip = checkout.tip_of(common, _branch(home, request, location.top, issue)) or tips.get(issue)
+        return tip is not None and checkout.has_commit(common, base, tip)
 
     return [issue for issue in request.depends_on if not is_in(issue)]
 
@@ -168,13 +166,13 @@ def _unmount_and_remove(home: Path, record: Worktree, details: dict[str, Any]) -
     return removed
 
 
-def find_repository(home: Path, path: Path) -> linked_worktree.RepositoryLocation:
+def find_repository(home: Path, path: Path) -> checkout.RepositoryLocation:
     """Return the repository that contains `path`; inside a mount, that of the mount's source. Raises GitError."""
     path = Path(os.path.realpath(path))
     session = session_around(home, path)
     if session is not None and session.session.mountpoint and mounts.mount_around(path) is not None:
         path = Path(session.session.source)
-    return linked_worktree.find_repository(path)
+    return checkout.find_repository(path)
 
 
 def _check_not_mounted(common: Path) -> None:
@@ -197,9 +195,7 @@ def _branch(home: Path, request: WorktreeRequest, repository: Path, issue: str) 
     return branch
 
 
-def _make(
-    home: Path, location: linked_worktree.RepositoryLocation, base: str, request: WorktreeRequest
-) -> AddedWorktree:
+def _make(home: Path, location: checkout.RepositoryLocation, base: str, request: WorktreeRequest) -> AddedWorktree:
     branch = _branch(home, request, location.top, request.issue)
     identity = str(uuid.uuid4())
     record = Worktree(
@@ -255,7 +251,7 @@ def _undo(home: Path, opened: OpenSession, record: Worktree) -> None:
 def _check_branch(home: Path, record: Worktree, published: tuple[str, str], agent_id: str) -> str | None:
     """Return the tip of the branch, or None. ForbiddenError: it has commits that this agent did not publish."""
     common = Path(record.common)
-    tip = linked_worktree.tip_of(common, record.branch)
+    tip = checkout.tip_of(common, record.branch)
     earlier = {
         each.tip
         for each in load_all(home)
@@ -263,7 +259,7 @@ def _check_branch(home: Path, record: Worktree, published: tuple[str, str], agen
     }
     if tip is None or published == (agent_id, tip) or tip in earlier:
         return tip
-    commits = linked_worktree.commits_since(common, record.base, tip)
+    commits = checkout.commits_since(common, record.base, tip)
     if commits:
         raise ForbiddenError(
             f"the branch {record.branch} has commits that {record.agent} did not publish: {'; '.join(commits)}; "
@@ -276,7 +272,7 @@ def _create(home: Path, record: Worktree) -> Worktree:
     """Register the worktree, then create its branch and its directories."""
     where = worktree_paths(home, record.worktree)
     save(home, record)
-    linked_worktree.create(Path(record.common), record.name, where.tree, record.branch, record.base)
+    checkout.create(Path(record.common), record.name, where.tree, record.branch, record.base)
     where.work.mkdir(mode=0o700)
     save(home, made := dataclasses.replace(record, ready=True, tip=None))
     return made
@@ -355,7 +351,7 @@ def _move_unsaved(home: Path, record: Worktree, where: WorktreePaths) -> Removed
     if not where.tree.exists():
         return RemovedWorktree(record, None, (), (), ())
     try:
-        unsaved = linked_worktree.unsaved(where.tree, home)
+        unsaved = checkout.unsaved(where.tree, home)
     except GitError as error:
         if error.kind == "busy" or error.paths:
             raise
@@ -404,18 +400,18 @@ def _delete(home: Path, record: Worktree) -> None:
     common = Path(record.common)
     tip = None
     with contextlib.suppress(GitError):
-        tip = linked_worktree.tip_of(common, record.branch)
+        tip = checkout.tip_of(common, record.branch)
     if mounts.at(where.work):
         unmount_session(home, where.work)
     shutil.rmtree(where.tree, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         where.work.rmdir()
-    linked_worktree.remove_entry(common, record.name)
+    checkout.remove_entry(common, record.name)
     if record.ready:
         save(home, dataclasses.replace(record, ready=False, removed=datetime.now(UTC).isoformat(), tip=tip))
         return
     if record.tip is None and tip == record.base:
-        linked_worktree.delete_branch(common, record.branch)
+        checkout.delete_branch(common, record.branch)
     shutil.rmtree(where.top, ignore_errors=True)
 
 

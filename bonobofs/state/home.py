@@ -5,7 +5,7 @@ home.id                 the UUID of this directory, among those that share a dat
 backups/                copies of the database, from `db backup` and before every `db upgrade`
 sessions/UUID/          session.json, policy.json, server.log (`sessions`); scratch or kept (`scratch_dir`)
 sessions/UUID/inside/   guard.sock and bin, which the user of `mount --user` can reach
-sessions/UUID/egress.key    proves egress to the companion (`companion.network_calls`)
+sessions/UUID/egress.key    proves egress to the companion (`companion.calls`)
 trails/UUID.jsonl       the trail of one session, UUID.jsonl.gz once it has ended; UUID.head holds its last number
                         and hash
 pruned.jsonl            tombstones of pruned trails, with their pruned.head

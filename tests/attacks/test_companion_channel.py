@@ -9,8 +9,7 @@ import socket
 import pytest
 
 from bonobofs.errors import ProtocolError
-from bonobofs.ipc.channel import Channel
-from bonobofs.ipc.message_kinds import MessageKind
+from bonobofs.ipc.channel import Channel, MessageKind
 from tests.support.world import OrdinaryUser
 
 THIEF = """

@@ -17,7 +17,7 @@ from bonobofs import session
 from bonobofs.audit.reader import read, trails_in
 from bonobofs.audit.trail_storage import stat_trail
 from bonobofs.errors import BonobofsError, ForbiddenError, GitError, MountError, PolicyError, UsageError
-from bonobofs.git import linked_worktree
+from bonobofs.git import checkout
 from bonobofs.git.source_refs import PublishedBranches
 from bonobofs.session import worktrees
 from bonobofs.session.worktrees import AddedWorktree, WorktreeRequest
@@ -287,7 +287,7 @@ def test_an_unfinished_worktree_is_created_again(home: Path, wanted: WorktreeReq
     save(home, dataclasses.replace(made.worktree, ready=False, removed=None))
     where = worktree_paths(home, made.worktree.worktree)
     common = wanted.repository / ".git"
-    linked_worktree.create(common, made.worktree.name, where.tree, made.worktree.branch, made.worktree.base)
+    checkout.create(common, made.worktree.name, where.tree, made.worktree.branch, made.worktree.base)
     again = add(home, wanted)
     assert again.worktree.worktree != made.worktree.worktree
     assert git(again.work, "status", "--short").stdout == ""

@@ -12,8 +12,7 @@ from bonobofs.companion import main as process
 from bonobofs.companion.calls import CALLS
 from bonobofs.companion.session_context import SessionContext
 from bonobofs.enforcement.authorizer import Caller
-from bonobofs.ipc.channel import Channel
-from bonobofs.ipc.message_kinds import MessageKind
+from bonobofs.ipc.channel import Channel, MessageKind
 from bonobofs.policy.request import Operation, Request, WorkspacePath
 
 

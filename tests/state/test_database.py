@@ -19,7 +19,7 @@ from sqlalchemy import text
 from bonobofs import session
 from bonobofs.errors import ForbiddenError, StateError
 from bonobofs.policy.overlap import patterns_meet
-from bonobofs.state import agent_registry, backup, leases, sqlite_file
+from bonobofs.state import agent_registry, leases, migrate, sqlite_file
 from bonobofs.state.database import Database
 from bonobofs.state.home import home_id
 from bonobofs.state.lease_follower import LAPSE
@@ -307,7 +307,7 @@ def test_the_password_is_not_an_argument_of_pg_dump(
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     with Database.open(home) as database, pytest.raises(StateError, match=r"pg_dump failed.*exit status 3"):
-        backup.create_backup(database)
+        migrate.create_backup(database)
     assert (tmp_path / "given").read_text() == f"{SECRET}\n"
     assert SECRET not in (tmp_path / "arguments").read_text()
     assert f"dbname='{name}'" in (tmp_path / "arguments").read_text()

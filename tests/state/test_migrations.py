@@ -15,7 +15,7 @@ from sqlalchemy import inspect, text
 from bonobofs import session
 from bonobofs.errors import StateError
 from bonobofs.state import agent_registry, heartbeats, migrate, schema, sqlite_file
-from bonobofs.state import backup as backups
+from bonobofs.state import migrate as backups
 from bonobofs.state.database import Database
 from tests.support.world import bonobofs, environment
 
