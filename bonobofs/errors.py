@@ -94,13 +94,13 @@ class BeadsError(BonobofsError):
         message: str,
         *,
         carried_out: bool | None = False,
-        done: tuple[str, ...] = (),
+        stored: tuple[str, ...] = (),
         missing: tuple[str, ...] = (),
     ) -> None:
-        """`carried_out`: None if bd stored the change in part, as `done` and `missing` say, or if that is unknown."""
+        """`carried_out`: None if bd stored the change in part, as `stored` and `missing` say, or if that is unknown."""
         super().__init__(message)
         self.carried_out = carried_out
-        self.done = done
+        self.stored = stored
         self.missing = missing
 
 

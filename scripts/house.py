@@ -63,6 +63,22 @@ def docstrings(modules: list[Path]) -> Iterator[str]:
             yield f"{shown(module)}:1: no docstring; begin with a sentence that says what the module does"
 
 
+def names(modules: list[Path], forbidden: list[str]) -> Iterator[str]:
+    """No public class name repeats in two modules, and each parameter has a name that says what it is."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for module in modules:
+        tree = ast.parse(module.read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{shown(module)}:{node.lineno}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.arg) and node.arg in forbidden:
+                yield f"{shown(module)}:{node.lineno}: parameter {node.arg!r}; name the thing that it is"
+    for name, same in places.items():
+        if len(same) > 1:
+            yield f"{', '.join(same)}: the class name {name} repeats; give each class a name of its own"
+
+
 def test_files(tests: list[Path]) -> Iterator[str]:
     """A file of tests has a name of its own."""
     places: defaultdict[str, list[Path]] = defaultdict(list)
@@ -112,7 +128,7 @@ def main() -> int:
     modules, tests = sorted(PACKAGE.rglob("*.py")), sorted((ROOT / "tests").rglob("*.py"))
     pages = [path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")) if path.name != "CHANGELOG.md"]
     findings = [*module_names(modules, house["modules"]), *lengths(modules, house["lines"], house["readme"])]
-    findings += [*docstrings(modules), *test_files(tests)]
+    findings += [*docstrings(modules), *test_files(tests), *names(modules, house["parameters"])]
     texts = (map(texts_of_module, modules), map(texts_of_test, tests), map(texts_of_page, pages))
     findings += words(chain.from_iterable(chain(*texts)), house["words"])
     for finding in findings:

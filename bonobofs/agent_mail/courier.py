@@ -29,7 +29,7 @@ _SMALLER: Final = 8
 _ANY: Final = 2**62
 
 
-class Carried(NamedTuple):
+class TrailCursor(NamedTuple):
     """The part of one trail that a courier has sent."""
 
     offset: int = 0
@@ -49,20 +49,20 @@ class CourierCursors:
         """Use the database; nothing is read yet."""
         self._database = database
 
-    def load(self, courier: str) -> dict[str, Carried]:
+    def load(self, courier: str) -> dict[str, TrailCursor]:
         """Return the cursors of a courier by session. StateError."""
         statement = "SELECT session, place, seq, hash, noted FROM cursors WHERE courier = :courier"
         with self._database.queries() as execute:
-            return {session: Carried(*rest) for session, *rest in execute(statement, {"courier": courier})}
+            return {session: TrailCursor(*rest) for session, *rest in execute(statement, {"courier": courier})}
 
-    def note(self, courier: str, session: str, carried: Carried) -> None:
+    def save(self, courier: str, session: str, cursor: TrailCursor) -> None:
         """Store the cursor of one trail. StateError."""
         with self._database.queries(write=True) as execute:
             execute(
                 "INSERT INTO cursors (courier, session, place, seq, hash, noted) "
-                "VALUES (:courier, :session, :place, :seq, :hash, :noted) ON CONFLICT (courier, session) "
-                "DO UPDATE SET place = :place, seq = :seq, hash = :hash, noted = :noted",
-                {"courier": courier, "session": session, **carried._asdict()},
+                "VALUES (:courier, :session, :offset, :seq, :hash, :noted) ON CONFLICT (courier, session) "
+                "DO UPDATE SET place = :offset, seq = :seq, hash = :hash, noted = :noted",
+                {"courier": courier, "session": session, **cursor._asdict()},
             )
 
 
@@ -95,16 +95,16 @@ class Courier:
         self._cursors = cursors
         self._home = home
         self._only_denials = only_denials
-        self._patience = pace.head if only_denials else pace.digest
+        self._longest_wait = pace.head if only_denials else pace.digest
         self._warn = warn
-        self._piles: dict[str, _Pile] = {}
-        self._known: dict[str, Carried] = {}
+        self._pending: dict[str, _PendingLetter] = {}
+        self._known: dict[str, TrailCursor] = {}
         self._most: dict[str, int] = {}
         """Most entries of a letter by session, after the server rejected longer ones."""
         self._certain = False
         self._doubtful: set[str] = set()
         """Sessions whose last letter could not be compared with their trail."""
-        self._unnoted: tuple[str, Carried] | None = None
+        self._unsaved: tuple[str, TrailCursor] | None = None
 
     def run(self, trails: Mapping[str, Path], may_continue: Callable[[], bool] = lambda: True) -> int:
         """Send the due letters of these trails, by session; return the number of letters.
@@ -112,13 +112,13 @@ class Courier:
         MailError, StateError: the rest stays due for the next call. A trail that cannot be read gives a warning.
         """
         self._meet(trails)
-        self._note()
+        self._save()
         count, refused = 0, None
         for session, trail in trails.items():
             try:
                 count += self._run(session, trail, trails, may_continue)
             except FileNotFoundError:
-                self._piles.pop(session, None)
+                self._pending.pop(session, None)
             except OSError as error:
                 self._warn(f"the trail {trail} cannot be read: {error.strerror}")
             except MailError as error:
@@ -133,76 +133,82 @@ class Courier:
         """Load the cursors of new sessions: another courier may have sent letters of them."""
         for session in self._known.keys() - trails.keys():
             del self._known[session]
-            self._piles.pop(session, None)
-        if self._unnoted is not None and self._unnoted[0] not in trails:
-            self._unnoted = None
+            self._pending.pop(session, None)
+        if self._unsaved is not None and self._unsaved[0] not in trails:
+            self._unsaved = None
         new = trails.keys() - self._known.keys()
         if new:
             loaded = self._cursors.load(self._name)
-            self._known |= {session: loaded.get(session, Carried()) for session in new}
+            self._known |= {session: loaded.get(session, TrailCursor()) for session in new}
             self._certain = False
 
     def _run(self, session: str, trail: Path, trails: Mapping[str, Path], may_continue: Callable[[], bool]) -> int:
         """Send pending letters of one trail, at most 20 per round."""
         count = 0
-        while count < _AT_ONCE and may_continue() and (pile := self._pile(session, trail)).is_due(self._patience):
+        while (
+            count < _AT_ONCE
+            and may_continue()
+            and (pending := self._fill_letter(session, trail)).is_due(self._longest_wait)
+        ):
             if not self._certain or session in self._doubtful:
                 self._read_back(trails)
                 if session in self._doubtful:
                     break
                 continue
-            is_full = pile.is_full()
-            self._send(pile)
+            is_full = pending.is_full()
+            self._send(pending)
             count += 1
             if not is_full:
                 break
         return count
 
-    def _pile(self, session: str, trail: Path) -> _Pile:
-        pile = self._piles.get(session)
-        if pile is None:
+    def _fill_letter(self, session: str, trail: Path) -> _PendingLetter:
+        pending = self._pending.get(session)
+        if pending is None:
             most = self._most.get(session, _ANY)
             letter = Letter(session, self._home)
-            pile = self._piles[session] = _Pile(trail, letter, self._known[session], self._only_denials, most)
-        problem = pile.gather()
+            pending = self._pending[session] = _PendingLetter(
+                trail, letter, self._known[session], self._only_denials, most
+            )
+        problem = pending.gather()
         if problem:
             self._warn(problem)
-        return pile
+        return pending
 
-    def _send(self, pile: _Pile) -> None:
-        letter = pile.letter
+    def _send(self, pending: _PendingLetter) -> None:
+        letter = pending.letter
         try:
             moment = self._mailbox.send(letter.subject, letter.body, letter.importance)
         except MailError as error:
             self._certain = error.carried_out is False
             if error.refused:
                 self._most[letter.session] = max(1, letter.entries // _SMALLER)
-                self._piles.pop(letter.session)
+                self._pending.pop(letter.session)
             raise
         if letter.session in self._most:
             self._most[letter.session] *= 2
             if self._most[letter.session] >= MOST_ENTRIES:
                 del self._most[letter.session]
-        self._carry(letter.session, Carried(pile.offset, letter.last, letter.hash, moment))
+        self._advance(letter.session, TrailCursor(pending.offset, letter.last, letter.hash, moment))
 
-    def _carry(self, session: str, carried: Carried) -> None:
+    def _advance(self, session: str, cursor: TrailCursor) -> None:
         """Store the new cursor before the next letter is sent."""
-        pile = self._piles.pop(session)
-        self._piles[session] = pile.after(carried, self._most.get(session, _ANY))
-        self._unnoted = (session, carried)
-        self._note()
+        pending = self._pending.pop(session)
+        self._pending[session] = pending.after(cursor, self._most.get(session, _ANY))
+        self._unsaved = (session, cursor)
+        self._save()
 
-    def _note(self) -> None:
-        if self._unnoted is not None:
-            session, carried = self._unnoted
-            self._cursors.note(self._name, session, carried)
-            self._known[session] = carried
-            self._unnoted = None
+    def _save(self) -> None:
+        if self._unsaved is not None:
+            session, cursor = self._unsaved
+            self._cursors.save(self._name, session, cursor)
+            self._known[session] = cursor
+            self._unsaved = None
 
     def _read_back(self, trails: Mapping[str, Path]) -> None:
         """Find letters in the thread that are not in the cursors."""
         self._doubtful.clear()
-        since = max((carried.noted for carried in self._known.values()), default="")
+        since = max((cursor.noted for cursor in self._known.values()), default="")
         for sent in self._mailbox.sent(since):
             letter = posted(sent.subject)
             if letter is None or letter.home != self._home[:8] or letter.session not in trails:
@@ -217,37 +223,37 @@ class Courier:
         self._certain = True
 
     def _skip(self, letter: Posted, sent: Sent, trail: Path) -> None:
-        carried = self._known[letter.session]
-        offset = carried.offset
+        cursor = self._known[letter.session]
+        offset = cursor.offset
         for line, entry in entries_from(trail, offset):
             offset += len(line)
             if entry.seq == letter.last:
                 if not entry.hash.startswith(letter.hash):
                     self._warn(f"entry {letter.last} of session {letter.session} does not match its posted hash")
-                self._pile(letter.session, trail)
-                self._carry(letter.session, Carried(offset, letter.last, entry.hash, sent.moment))
+                self._fill_letter(letter.session, trail)
+                self._advance(letter.session, TrailCursor(offset, letter.last, entry.hash, sent.moment))
                 return
         self._warn(f"session {letter.session} ends before entry {letter.last}, which was posted")
 
 
-class _Pile:
+class _PendingLetter:
     """The pending entries of one trail, as the next letter."""
 
-    def __init__(self, trail: Path, letter: Letter, carried: Carried, only_denials: bool, most: int) -> None:
+    def __init__(self, trail: Path, letter: Letter, cursor: TrailCursor, only_denials: bool, most: int) -> None:
         """`letter` is empty; `most` is the most entries that it may have, listed or not."""
-        letter.last, letter.hash = carried.seq, carried.hash or letter.hash
+        letter.last, letter.hash = cursor.seq, cursor.hash or letter.hash
         self.letter = letter
-        self.offset = carried.offset
+        self.offset = cursor.offset
         """Offset of the end of the letter in the trail."""
         self._trail = trail
         self._only_denials = only_denials
         self._most = most
         self._began = 0.0
 
-    def after(self, carried: Carried, most: int) -> _Pile:
+    def after(self, cursor: TrailCursor, most: int) -> _PendingLetter:
         """Return the pile that begins after this letter."""
         letter = Letter(self.letter.session, self.letter.home, self.letter.agent, self.letter.agent_id)
-        return _Pile(self._trail, letter, carried, self._only_denials, most)
+        return _PendingLetter(self._trail, letter, cursor, self._only_denials, most)
 
     def gather(self) -> str:
         """Add the new entries of the trail until the letter is full; return a problem of the trail, or ""."""
@@ -272,9 +278,9 @@ class _Pile:
     def is_full(self) -> bool:
         return self.letter.is_full() or self.letter.entries >= self._most
 
-    def is_due(self, patience: float) -> bool:
+    def is_due(self, longest_wait: float) -> bool:
         letter = self.letter
         if not letter.entries:
             return False
         waited = time.monotonic() - self._began
-        return letter.is_urgent or self.is_full() or letter.closed or waited >= patience
+        return letter.is_urgent or self.is_full() or letter.closed or waited >= longest_wait

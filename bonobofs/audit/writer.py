@@ -434,7 +434,7 @@ class Trail:
             end = (seq, link, size + written)
         except BaseException as error:
             # A signal handler may raise after the write. Remove the bytes, because `_end` does not count them.
-            self._cut_back(size, must=written > 0)
+            self._cut_back(size, always=written > 0)
             if isinstance(error, OSError):
                 self._note_failure(error)
                 raise TrailError(f"the trail {self.path} cannot be written: {error_text(error)}") from error
@@ -446,9 +446,9 @@ class Trail:
         self._failing = False
         return seq
 
-    def _cut_back(self, size: int, *, must: bool) -> None:
+    def _cut_back(self, size: int, *, always: bool) -> None:
         try:
-            if must or os.fstat(self._descriptor).st_size > size:
+            if always or os.fstat(self._descriptor).st_size > size:
                 os.ftruncate(self._descriptor, size)
         except OSError as error:
             self._refusal = f"an incomplete entry could not be cut off: {error_text(error)}"

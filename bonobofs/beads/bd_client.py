@@ -419,7 +419,7 @@ class BdClient:
         raise BeadsError(
             f"bd has changed {id} in part: {_words(left)} not stored ({why(output)})",
             carried_out=None,
-            done=done,
+            stored=done,
             missing=tuple(left),
         )
 
@@ -441,5 +441,5 @@ def _marked(issues: Issues, mark: str) -> BeadsIssue | None:
     return next((issue for issue in issues.values() if issue.metadata.get(CALL) == mark), None)
 
 
-def _words(parts: Sequence[str]) -> str:
-    return " and ".join(parts)
+def _words(words: Sequence[str]) -> str:
+    return " and ".join(words)

@@ -46,11 +46,11 @@ def judge_concurrent(issues: Issues, edge: Edge) -> None:
     _check_cycle(others, edge)
 
 
-def new_edge(issues: Issues, tied: Sequence[Edge], edge: Edge) -> Edge | None:
-    """Judge an edge against all issues and the other edges of a new issue (`tied`). Returns None if it exists."""
+def new_edge(issues: Issues, new_edges: Sequence[Edge], edge: Edge) -> Edge | None:
+    """Judge an edge against all issues and the other edges of a new issue (`new_edges`). Returns None if it exists."""
     if edge.on != NEW:
         existing(issues, edge.on)
-    edges = (*issues.edges, *tied)
+    edges = (*issues.edges, *new_edges)
     kinds = {other.kind for other in edges if other[:2] == edge[:2]}
     if edge.kind in kinds:
         return None
@@ -64,14 +64,14 @@ def new_edge(issues: Issues, tied: Sequence[Edge], edge: Edge) -> Edge | None:
     return edge
 
 
-def tie_new(issues: Issues, tied: Sequence[Edge], text: str, actor: Actor) -> Edge | None:
+def tie_new(issues: Issues, new_edges: Sequence[Edge], text: str, actor: Actor) -> Edge | None:
     """Judge one dependency of a new issue: `text` is ID, TYPE:ID or blocks:ID, as for `bd create --deps`."""
     word, colon, other = text.rpartition(":")
     if word == "blocks" and colon:
         own(issues, other, actor)
-        return new_edge(issues, tied, Edge(other, NEW, "blocks"))
+        return new_edge(issues, new_edges, Edge(other, NEW, "blocks"))
     kind = "blocks" if not colon or word in {"depends-on", "blocked-by"} else _kind(word)
-    return new_edge(issues, tied, Edge(NEW, other, kind))
+    return new_edge(issues, new_edges, Edge(NEW, other, kind))
 
 
 def _kind(word: str) -> str:

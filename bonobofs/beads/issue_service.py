@@ -356,5 +356,5 @@ def _store_edge(operation: Operation, change: IssueChange, edge: Edge) -> BeadsI
 def _error_details(error: Exception) -> dict[str, Any]:
     if not isinstance(error, BeadsError):
         return {"error": type(error).__name__}
-    parts = {"done": [*error.done], "missing": [*error.missing]} if error.done or error.missing else {}
+    parts = {"done": [*error.stored], "missing": [*error.missing]} if error.stored or error.missing else {}
     return {"error": str(error), "carried_out": error.carried_out, **parts}

@@ -114,16 +114,14 @@ def serve(
     return 0
 
 
-def _print_daemon(standing: daemon.DaemonStatus, *, json: bool) -> int:
-    running = standing.daemon
+def _print_daemon(status: daemon.DaemonStatus, *, json: bool) -> int:
+    running = status.daemon
     if json:
-        document(
-            {"pid": running.pid if running else None, "started": standing.started or None, "parts": standing.problems}
-        )
+        document({"pid": running.pid if running else None, "started": status.started or None, "parts": status.problems})
     elif running is None:
         say("no daemon runs")
     else:
-        say(f"serving, pid {running.pid}, since {standing.started}")
-        for part, problem in standing.problems.items():
+        say(f"serving, pid {running.pid}, since {status.started}")
+        for part, problem in status.problems.items():
             (note if problem else say)(f"{part}: {problem or 'well'}")
     return 0 if running is not None else 1

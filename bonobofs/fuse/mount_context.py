@@ -147,7 +147,7 @@ class MountContext:
         header: Header,
         request: Request,
         context: Context | Permit = NO_FACTS,
-        *parts: RelatedChange | Permit,
+        *related: RelatedChange | Permit,
         details: dict[str, Any] | None = None,
         size: int = 0,
         action: str = "",
@@ -156,7 +156,7 @@ class MountContext:
         """Authorize a change for the caller of the request, as `Enforcer.authorize` does."""
         caller = self.caller(header)
         return self.enforcer.authorize(
-            request, context, *parts, caller=caller, details=details, size=size, action=action, layer=layer
+            request, context, *related, caller=caller, details=details, size=size, action=action, layer=layer
         )
 
     def permit(self, header: Header, change: RelatedChange) -> Permit:

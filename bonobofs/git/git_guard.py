@@ -226,10 +226,10 @@ class _Operation:
         for parent in parents:
             words += ["-p", parent]
         try:
-            made = self.checkout.run(*words, data=message.encode(), operator=True, more=people)
+            commit_id = self.checkout.run(*words, data=message.encode(), operator=True, more=people)
         except GitError as error:
             raise GitError(f"the commit cannot be made or signed: {error}", kind="signing") from error
-        return made.decode().strip()
+        return commit_id.decode().strip()
 
     def _signing(self) -> list[str]:
         form, _, key = (self.rules.sign or "").partition(":")
@@ -329,10 +329,10 @@ class GitGuard(Closing):
             tree = _tree_with(call.checkout, paths)
             if tree == call.checkout.tree_of(head.commit):
                 raise GitError("there is nothing to commit", kind="nothing")
-            made = call.write_commit(tree, [head.commit] if head.commit else [], str(text))
+            commit_id = call.write_commit(tree, [head.commit] if head.commit else [], str(text))
             call.caller = caller._replace(details={**caller.details, "message": text})
-            call.publish(head.branch, head.commit, made, issue, IndexUpdate(call.checkout, head.commit, made))
-            return made
+            call.publish(head.branch, head.commit, commit_id, issue, IndexUpdate(call.checkout, head.commit, commit_id))
+            return commit_id
 
     commit = as_result(guarded_commit)
 
@@ -359,22 +359,22 @@ class GitGuard(Closing):
             if conflicts:
                 self._note(call, conflicts=conflicts[:_LISTED])
                 return MergeResult(False, None, conflicts, strategy)
-            made = theirs
+            commit_id = theirs
             if not forward or strategy == "squash":
                 parents = [ours] if strategy == "squash" else [ours, theirs]
-                made = call.write_commit(tree, parents, self._merge_message(call, source, target, strategy))
-            self._publish_merge(call, target, ours, made)
-            return MergeResult(True, made, [], strategy, made == theirs)
+                commit_id = call.write_commit(tree, parents, self._merge_message(call, source, target, strategy))
+            self._publish_merge(call, target, ours, commit_id)
+            return MergeResult(True, commit_id, [], strategy, commit_id == theirs)
 
     merge = as_result(guarded_merge)
 
-    def _publish_merge(self, call: _Operation, target: str, ours: str, made: str) -> None:
+    def _publish_merge(self, call: _Operation, target: str, ours: str, commit_id: str) -> None:
         """Move the target branch, and update the checkout if HEAD is on that branch."""
         update = None
         if call.checkout.head.branch == target:
             call.checkout.check_settled()
-            update = call.update(ours, made)
-        call.publish(target, ours, made, self._issue, update)
+            update = call.update(ours, commit_id)
+        call.publish(target, ours, commit_id, self._issue, update)
 
     def _merge_message(self, call: _Operation, source: str, target: str, strategy: str) -> str:
         """Return the message of a merge. It names the session's issue, else that of the last commit of `source`."""

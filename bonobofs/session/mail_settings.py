@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bonobofs.agent_mail.courier import Carried, CourierCursors
+from bonobofs.agent_mail.courier import CourierCursors, TrailCursor
 from bonobofs.agent_mail.letter import compare, posted
 from bonobofs.agent_mail.mail_client import Address, Mailbox, MailServer
 from bonobofs.audit.tombstones import tombstones
@@ -70,7 +70,7 @@ def is_carried(home: Path, session: Session, seq: int) -> bool:
     if settings is None:
         return True
     with Database.open(home) as database:
-        return CourierCursors(database).load(settings.name).get(session.session, Carried()).seq >= seq
+        return CourierCursors(database).load(settings.name).get(session.session, TrailCursor()).seq >= seq
 
 
 class WitnessReport(NamedTuple):

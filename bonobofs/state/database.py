@@ -275,27 +275,27 @@ def database_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in _OF_DATABASE or name.startswith("PG")}
 
 
-def without_secrets(where: URL) -> str:
+def without_secrets(url: URL) -> str:
     """Return the URL for messages, with the secrets masked."""
-    hidden = {name: "***" for name in where.query if name in SECRETS}
-    return where.update_query_dict(hidden).render_as_string(hide_password=True)
+    hidden = {name: "***" for name in url.query if name in SECRETS}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
-def sqlite_engine(where: URL) -> Engine:
+def sqlite_engine(url: URL) -> Engine:
     def creator() -> sqlite3.Connection:
-        return connect(where.database or "")
+        return connect(url.database or "")
 
-    engine = create_engine(where, creator=creator)
+    engine = create_engine(url, creator=creator)
     event.listen(engine, "begin", _begin)
     return engine
 
 
-def postgresql_engine(where: URL) -> Engine:
+def postgresql_engine(url: URL) -> Engine:
     # A dead server must not delay a heartbeat for minutes, before or after it received the query.
     patience = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 1000 * _CONNECT_SECONDS}
     patience |= {"keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": _CONNECT_SECONDS - 2}
     return create_engine(
-        where,
+        url,
         pool_size=2,
         pool_pre_ping=True,
         # Explicit, for any server default: after a wait for the lock, a statement must see the newest commits.

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bonobofs.agent_mail.courier import Carried, Courier, CourierCursors, Pace
+from bonobofs.agent_mail.courier import Courier, CourierCursors, Pace, TrailCursor
 from bonobofs.agent_mail.letter import MOST_CHARACTERS, MOST_ENTRIES, Letter, Posted, compare, posted
 from bonobofs.agent_mail.mail_client import Address, Mailbox, MailServer
 from bonobofs.audit.entry import AuditEntry
@@ -35,16 +35,16 @@ class Kept(CourierCursors):
     """Cursors in memory, which can fail as a database can."""
 
     def __init__(self) -> None:
-        self.carried: dict[str, Carried] = {}
+        self.cursor: dict[str, TrailCursor] = {}
         self.down = False
 
-    def load(self, _courier: str) -> dict[str, Carried]:
-        return dict(self.carried)
+    def load(self, _courier: str) -> dict[str, TrailCursor]:
+        return dict(self.cursor)
 
-    def note(self, _courier: str, session: str, carried: Carried) -> None:
+    def save(self, _courier: str, session: str, cursor: TrailCursor) -> None:
         if self.down:
             raise StateError("the database is down")
-        self.carried[session] = carried
+        self.cursor[session] = cursor
 
 
 class Tokens(dict[str, str]):
@@ -269,7 +269,7 @@ def test_a_letter_sent_before_a_database_failure_is_not_sent_again(desk: Desk) -
         desk.run(courier)
     desk.kept.down = False
     for again in (courier, desk.courier()):
-        desk.kept.carried.clear()
+        desk.kept.cursor.clear()
         change(trail, "b")
         assert desk.run(again) == 1
         assert_each_entry_once(desk, trail)
@@ -440,7 +440,7 @@ def test_damaged_lines_are_sent_too(far_desk: Desk, original: Original) -> None:
         out.write(b"garbage\n")
     assert far_desk.run(courier) == 1
     assert "unreadable" in original.messages[-1]["body_md"]
-    assert far_desk.kept.carried[trail.identity.session].seq == 2
+    assert far_desk.kept.cursor[trail.identity.session].seq == 2
     change(trail, "b")
     assert far_desk.run(far_desk.courier()) == 1
     assert [one.last for one in far_desk.posted()] == [2, 2, 4]

@@ -172,7 +172,7 @@ def test_a_partly_stored_change_is_reported_in_parts(astray: IssueStore, faulty:
     with astray.locked_client() as client, pytest.raises(BeadsError, match="in part: label a:b not stored") as raised:
         UPDATE.change(client, permit)
     assert raised.value.carried_out is None
-    assert (raised.value.done, raised.value.missing) == (("title",), ("label a:b",))
+    assert (raised.value.stored, raised.value.missing) == (("title",), ("label a:b",))
 
 
 @pytest.mark.parametrize("flag", ["labels", "description", "type"])
