@@ -140,7 +140,7 @@ def test_metrics_that_do_not_exist_are_named(result: Path, name: str) -> None:
     root = result.parents[3]
     (root / "okrs/kr.yml").write_text("x")
     (root.parent / "secret").write_text("x")
-    (root / "metrics/link").symlink_to("/etc/passwd")
+    (root / "metrics/link").symlink_to(root.parent / "secret")
     (problem,) = problems(result, kr_impact_claim=f"good: metrics/latency.json, bad: metrics/{name}")
     assert f"metrics/{name}" in problem
 
