@@ -11,6 +11,7 @@ UNRECORDED. If `authorize` raises any error, the block does not run.
 from __future__ import annotations
 
 import errno
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
@@ -63,7 +64,8 @@ class Enforcer:
     ) -> None:
         """Create the enforcer of a session.
 
-        `outcomes_later`: the server calls `write_outcomes` after each reply, so that no request waits for it.
+        `outcomes_later`: the server calls `write_outcome` while no request waits, so that none waits for it. The next
+        intent comes after all outcomes.
         Otherwise an outcome is in the trail before the call returns. `has_layers`: the caller obeys each permit's
         `layer`. Without layers, the enforcer denies a change in another layer than the source. `denials` is the file in
         which all sessions of the agent count denials (`denials_path`).
@@ -76,7 +78,7 @@ class Enforcer:
         self._counters: Final = ScratchCounters(trail)
         self._scratch_tops: Final[dict[str, WorkspacePath]] = {}
         """Topmost scratch path of each directory below it."""
-        self._ended: Final[list[Outcome]] = []
+        self._ended: Final[deque[Outcome]] = deque()
         self._end: Final[Callable[[Outcome], None]] = self._ended.append if outcomes_later else self._write_now
         self._batches: Final = WriteBatches(self._end)
         self._leases = UNKNOWN
@@ -358,12 +360,14 @@ class Enforcer:
             raise WrongLayerError(permit)
         if permit.layer is Layer.SCRATCH:
             counter = self._counter(request, permit, caller)
-            return self._batches.add(key, WriteBatch(request, permit, self._generation, counter.seq, now, counter))
+            return self._batches.add(
+                key, WriteBatch(request, permit, self._generation, counter.seq, now, caller, counter)
+            )
         details = None if permit.layer is Layer.SOURCE else {LAYER: permit.layer.value}
         if permit.answer:
             details = self._use([permit.answer], details)
         seq = self._intend(request, permit, caller, details, 0, ACTIONS.get(request.operation, "modify"))
-        return self._batches.add(key, WriteBatch(request, permit, self._generation, seq, now))
+        return self._batches.add(key, WriteBatch(request, permit, self._generation, seq, now, caller))
 
     def rename_batch(self, key: int, new: int) -> None:
         """Change the key of a batch."""
@@ -384,9 +388,14 @@ class Enforcer:
 
     def write_outcomes(self) -> None:
         """Queue in the trail the outcomes of the changes that have ended since the last call."""
-        for outcome in self._ended:
-            self._write(outcome)
-        self._ended.clear()
+        while self._ended:
+            self._write(self._ended.popleft())
+
+    def write_outcome(self) -> bool:
+        """Queue the oldest of these outcomes, if there is one. True: there are more."""
+        if self._ended:
+            self._write(self._ended.popleft())
+        return bool(self._ended)
 
     def _write(self, outcome: Outcome) -> None:
         seq, request, action, error, written, details, guard, reason = outcome

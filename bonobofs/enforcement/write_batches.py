@@ -13,7 +13,7 @@ from typing import Final
 
 from bonobofs.audit.entry import COUNTS, LAYER
 from bonobofs.audit.writer import Trail
-from bonobofs.enforcement.authorizer import ACTIONS, Outcome
+from bonobofs.enforcement.authorizer import ACTIONS, Caller, Outcome
 from bonobofs.policy.decision import Layer, Permit
 from bonobofs.policy.request import Operation, Request, WorkspacePath
 
@@ -96,9 +96,25 @@ class ScratchCounters:
 
 
 class WriteBatch:
-    """Writes to one file under one intent. The intent is recorded before the first write, the outcome at the close."""
+    """Writes to one file under one intent. The intent is recorded before the first write, the outcome at the close.
 
-    __slots__ = ("count", "counter", "generation", "last", "limit", "permit", "request", "seq", "size", "written")
+    The program that made the file or began the batch may set its times within it: `times` counts that.
+    """
+
+    __slots__ = (
+        "caller",
+        "count",
+        "counter",
+        "generation",
+        "last",
+        "limit",
+        "permit",
+        "request",
+        "seq",
+        "size",
+        "times",
+        "written",
+    )
 
     def __init__(
         self,
@@ -107,9 +123,11 @@ class WriteBatch:
         generation: int,
         seq: int,
         now: float,
+        caller: Caller,
         counter: ScratchCounter | None = None,
     ) -> None:
         self.request = request
+        self.caller = caller
         self.counter = counter
         self.extend(permit)
         self.generation = generation
@@ -118,6 +136,7 @@ class WriteBatch:
         self.count = 0
         self.written = 0
         self.size = 0
+        self.times = 0
 
     def extend(self, permit: Permit) -> None:
         """Continue the batch under a new permit."""
@@ -157,6 +176,8 @@ class WriteBatches:
             batch.counter.add(action, error, batch.written)
             return
         details = {"writes": batch.count, "size": batch.size}
+        if batch.times:
+            details["times"] = batch.times
         self._end(Outcome(batch.seq, batch.request, action, error, batch.written, details))
 
     def close_all(self) -> None:

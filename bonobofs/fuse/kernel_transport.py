@@ -294,7 +294,7 @@ class KernelTransport:
         self._notices.start()
         due = polled = monotonic()
         while True:
-            length = self._read_request(due)
+            length = self._read_request(due, hooks.rest)
             if length == _UNMOUNTED:
                 break
             now = monotonic()
@@ -341,7 +341,7 @@ class KernelTransport:
             self._advance(slices.ready.popleft(), hooks.failed)
         hooks.after()
 
-    def _read_request(self, due: float) -> int:
+    def _read_request(self, due: float, rest: Callable[[], bool]) -> int:
         """Read a request into the buffer; its length. 0: it is time to tidy up; _READABLE, _UNMOUNTED, _LONG."""
         try:
             return os.readv(self._fd, self._buffers)
@@ -352,6 +352,8 @@ class KernelTransport:
             return _LONG
         # A poll costs a fifth of a read that fails with an exception.
         poll = self._request_poll.poll
+        while rest() and not poll(0):
+            pass
         for _ in range(self.spins):
             if poll(0):
                 break

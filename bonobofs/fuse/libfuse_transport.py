@@ -769,6 +769,8 @@ class LibfuseTransport:
                 self._process()
                 self._callbacks.paths.limit_unused()
                 hooks.after()
+                while hooks.rest():
+                    pass
 
     def _receive(self) -> int:
         """Read a request into the buffer; its length. 0: there is none; -1: the mount has ended."""

@@ -68,6 +68,7 @@ class ReadOps:
         _, flags, _ = p.FSYNC_IN.unpack_from(body)
         if node.batch is not None:
             self._mount.enforcer.close_batch(node.id)
+        self._mount.enforcer.write_outcomes()
         return self._sync(node, data_only=bool(flags & 1))
 
     def _sync(self, node: Node, *, data_only: bool) -> Steps:

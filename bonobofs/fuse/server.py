@@ -229,7 +229,7 @@ class MountServer:
         gc.freeze()
         gc.disable()
         try:
-            hooks = Hooks(self._before, self._after, self._tidy, self._failed)
+            hooks = Hooks(self._before, self._after, self._rest, self._tidy, self._failed)
             self._transport.serve(self._operations.handlers, hooks)
         finally:
             self._transport.close()
@@ -286,11 +286,18 @@ class MountServer:
 
     def _after(self) -> None:
         try:
-            self._enforcer.write_outcomes()
             self._backing.after_reply()
             self._operations.prune_nodes()
         except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
             self._diagnostics.failed("what follows a request", error)
+
+    def _rest(self) -> bool:
+        """Queue one outcome. A request that comes soon does not wait for all of them."""
+        try:
+            return self._enforcer.write_outcome()
+        except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
+            self._diagnostics.failed("the outcome of a change", error)
+            return False
 
     def _tidy(self, now: float) -> float | None:
         if self._end_at and now >= self._end_at:

@@ -15,6 +15,8 @@ class Hooks(NamedTuple):
     """Called with the time before each request."""
     after: Callable[[], None]
     """Called after each reply."""
+    rest: Callable[[], bool]
+    """Called while no request waits: does one part of the work that was put off. True: there is more."""
     idle: Callable[[float], float | None]
     """Called when it is due; returns the seconds until the next call, or None to end the loop."""
     failed: Callable[[int, Exception], None]

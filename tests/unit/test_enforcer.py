@@ -433,3 +433,26 @@ def test_many_idle_batches_are_closed_in_several_steps(trail: Trail) -> None:
     whole = f"7/{'x' * 150_000}"
     cut = f"{whole[:LONGEST_TEXT]}... (150002 characters, sha256 {sha256(whole.encode()).hexdigest()})"
     assert found[7]["path"] == found[707]["path"] == cut
+
+
+def test_outcomes_are_queued_one_by_one_and_all_before_the_next_intent(trail: Trail) -> None:
+    """The server queues them while no request waits; a request that comes sooner waits for none of them."""
+    guard = Enforcer(compile_policy({"default": "allow"}), ALICE, trail, outcomes_later=True)
+    first, second, third = create("a"), create("b"), create("c")
+    batch = guard.open_batch(1, first, NO_FACTS, 0.0)
+    with guard.authorize(second):
+        guard.close_batch(1)
+    assert [entry["kind"] for entry in entries(trail)] == ["intent", "intent"]
+    assert guard.write_outcome()
+    assert [entry["path"] for entry in entries(trail)] == ["a", "b", "a"]
+    with guard.authorize(third):
+        pass
+    assert [(entry["path"], entry["kind"]) for entry in entries(trail)[2:]] == [
+        ("a", "outcome"),
+        ("b", "outcome"),
+        ("c", "intent"),
+    ]
+    assert not guard.write_outcome()
+    assert not guard.write_outcome()
+    found = entries(trail)
+    assert [entry["details"].get("intent") for entry in found] == [None, None, batch.seq, batch.seq + 1, None, 5]
