@@ -88,7 +88,7 @@ class Trail:
         self._clock = (-1, "")
         self.turn = 0
         """`seq` of the newest turn entry; 0 before the first."""
-        self._begins_turn_after: float = PAUSE
+        self._begins_turn_after = float(PAUSE)
         self._agent: Final = f',"agent":{quoted(identity.agent)},"details":'
         session = f',"session":{quoted(identity.session)},"agent_id":{quoted(identity.agent_id)},"tool":'
         self._intent: Final = f',"result":"allowed","reason":null,"kind":"intent"{session}'

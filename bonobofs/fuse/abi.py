@@ -276,16 +276,17 @@ def pack_attr(st: os.stat_result) -> bytes:
     if rdev:
         major, minor = os.major(rdev), os.minor(rdev)
         rdev = (minor & 0xFF) | (major << 8) | ((minor & ~0xFF) << 12)
+    accessed, modified, changed = st.st_atime_ns, st.st_mtime_ns, st.st_ctime_ns
     return ATTR.pack(
         st.st_ino,
         st.st_size,
         st.st_blocks,
-        st[7],
-        st[8],
-        st[9],
-        st.st_atime_ns % _SECOND,
-        st.st_mtime_ns % _SECOND,
-        st.st_ctime_ns % _SECOND,
+        accessed // _SECOND,
+        modified // _SECOND,
+        changed // _SECOND,
+        accessed % _SECOND,
+        modified % _SECOND,
+        changed % _SECOND,
         st.st_mode,
         st.st_nlink,
         st.st_uid,

@@ -25,8 +25,8 @@ from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import Node, joined
-from bonobofs.fuse.mount_context import CrossLayerError, Header, MountContext, Reply
-from bonobofs.fuse.overlay import NAME
+from bonobofs.fuse.mount_context import Header, MountContext, Reply
+from bonobofs.fuse.overlay import NAME, CrossLayerError
 from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
 from bonobofs.policy import denials
 from bonobofs.policy.decision import Denied, Layer, Permit

@@ -71,7 +71,7 @@ _SCRATCH: Final = Layer.SCRATCH
 _MKNOD: Final = Operation.MKNOD
 
 _REMOVALS: Final = frozenset({Operation.DELETE_FILE, Operation.RMDIR})
-_NOT_PLAIN: Final = _REMOVALS | OF_A_GATE.keys() | {Operation.CONNECT}
+_NOT_PLAIN: Final = frozenset({*_REMOVALS, *OF_A_GATE, Operation.CONNECT})
 _OF_THE_ROOT: Final = frozenset(
     {
         *OF_A_GATE,

@@ -28,7 +28,7 @@ DEPTH_MAX: Final = 256
 
 _WILD: Final = frozenset("*?[")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f]")
-NO_CHARACTER: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+NO_CHARACTER: Final = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 """Surrogates that no file name decodes to (`os.fsdecode` uses U+DC80 to U+DCFF for bytes that are not UTF-8)."""
 
 Value = TypeVar("Value")
