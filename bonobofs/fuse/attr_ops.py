@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import time_ns
 from typing import Any, Final
 
 from bonobofs.enforcement.authorizer import Admission, RelatedChange
@@ -44,6 +45,10 @@ _MTIME: Final = int(p.Set.MTIME)
 _TIMES: Final = _ATIME | _MTIME
 _ATIME_NOW: Final = int(p.Set.ATIME_NOW)
 _MTIME_NOW: Final = int(p.Set.MTIME_NOW)
+_RECORDED: Final = _SIZE | _MODE | _OWNER
+"""Of these attributes the record has the new values."""
+_TICK: Final = 10_000_000
+"""Nanoseconds by which the change time of a file may be behind the present. The kernel's own clock is up to 10 ms."""
 _KILL_SUIDGID: Final = int(p.Set.KILL_SUIDGID)
 _OPERATIONS: Final = {
     _SIZE: Operation.TRUNCATE,
@@ -88,6 +93,8 @@ class AttrOps:
         node = self._mount.node_to_change(
             header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES)
         )
+        if not valid & _RECORDED and (reply := self._set_times_in_batch(header, node, valid, fields)) is not None:
+            return reply
         st = node.store.stat(node, changing=True)
         self._mount.check_external(node, st)
         # Bytes that the truncation frees; st_blocks counts units of 512.
@@ -101,12 +108,18 @@ class AttrOps:
             change = RelatedChange(Request(operation, path, kind), context)
             node, st, permit = self._layers.resolve(header, node, st, change)
             permits.append(permit)
+        if not valid & (_SIZE | _TIMES) and _keeps_attributes(node, st, valid, fields):
+            return self._mount.attr_times + self._mount.attr(node, st)
         request = Request(changes[0][0], path, kind)
         if valid & _SIZE and node.layer is Layer.SCRATCH:
             self._layers.check_quota(header, request, node.ino, fields[3])
         admission = self._mount.authorize(header, request, *permits, details=_details(valid, fields), layer=node.layer)
-        steps = self._set_attributes(header, node, st, valid, fields, admission, path)
-        return steps if in_thread else finished(steps)
+        if valid & _SIZE:
+            steps = self._truncate(header, node, st, valid, fields, admission, path)
+            return steps if in_thread else finished(steps)
+        with admission as permit:
+            self._set_others(node, valid, fields, permit)
+        return self._changed_attributes(node)
 
     def _refresh_object(self, node: Node) -> Reply:
         """Answer git, which updates the times of an existing object of the source instead of storing it again.
@@ -118,12 +131,45 @@ class AttrOps:
             raise os_error(errno.EROFS)
         return bytes(p.ATTR_OUT.size) + self._mount.attr(node, node.store.stat(node))
 
+    def _set_times_in_batch(self, header: Header, node: Node, valid: int, fields: tuple[int, ...]) -> bytes | None:
+        """Set the times of a file for the program whose write batch of this file is open, and count that in the batch.
+
+        None: the change needs a permit and a record of its own.
+        """
+        batch, enforcer = node.batch, self._mount.enforcer
+        if (
+            batch is None
+            or batch.counter is not None
+            or not enforcer.is_current(batch)
+            or enforcer.policy.asks  # an [[ask]] may name set_times alone
+            or batch.caller != self._mount.caller(header)
+        ):
+            return None
+        st = os.fstat(node.store.file(node, W))
+        if st.st_nlink != 1:
+            return None
+        self._mount.check_external(node, st)
+        try:
+            self._set_others(node, valid, fields, batch.permit)
+        except OSError as error:
+            enforcer.close_batch(node.id, error.errno or errno.EIO)
+            raise
+        batch.times += 1
+        batch.last = self._mount.source.now
+        return self._changed_attributes(node)
+
     def _mark_own_attributes(self, node: Node, st: os.stat_result) -> None:
         node.fingerprint = fingerprint_of(st)
         if node.is_dir and node.layer is Layer.SOURCE:
             self._mount.own_effects.note_attributes(st)
 
-    def _set_attributes(
+    def _changed_attributes(self, node: Node) -> bytes:
+        """Return the reply with the attributes that the node has after their change."""
+        st = node.store.recent_stat(node)
+        self._mark_own_attributes(node, st)
+        return self._mount.attr_times + self._mount.attr(node, st)
+
+    def _truncate(
         self,
         header: Header,
         node: Node,
@@ -134,17 +180,14 @@ class AttrOps:
         path: WorkspacePath,
     ) -> Steps:
         with admission as permit:
-            if valid & _SIZE:
-                with duplicates(node.store.file(node, W)) as (fd,):
-                    yield from self._mount.make_in_thread(node, lambda: node.store.truncate(fd, fields[3], permit))
-                    if valid & _KILL_SUIDGID and st.st_mode & SET_IDS:
-                        self._mount.kill_set_ids(header, node, fd, st, permit)
+            with duplicates(node.store.file(node, W)) as (fd,):
+                yield from self._mount.make_in_thread(node, lambda: node.store.truncate(fd, fields[3], permit))
+                if valid & _KILL_SUIDGID and st.st_mode & SET_IDS:
+                    self._mount.kill_set_ids(header, node, fd, st, permit)
             self._set_others(node, valid, fields, permit)
-        st = node.store.recent_stat(node)
-        self._mark_own_attributes(node, st)
-        if valid & _SIZE:
-            self._layers.note_size(node, path)
-        return self._mount.attr_times + self._mount.attr(node, st)
+        reply = self._changed_attributes(node)
+        self._layers.note_size(node, path)
+        return reply
 
     def _set_others(self, node: Node, valid: int, fields: tuple[int, ...], permit: Permit) -> None:
         """Set owner, mode and times."""
@@ -350,6 +393,22 @@ def _attribute_changes(
     if valid & _TIMES and not valid & _SIZE:
         changes.append((Operation.SET_TIMES, here))
     return changes
+
+
+def _keeps_attributes(node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...]) -> bool:
+    """Whether a file that this mount is writing has the owner and mode already, and its change time is the present.
+
+    An archive sets both for each file that it creates. Nothing is changed or recorded then.
+    """
+    return (
+        node.has_no_xattrs
+        and node.batch is not None
+        and not st.st_mode & SET_IDS
+        and (not valid & _UID or fields[13] == st.st_uid)
+        and (not valid & _GID or fields[14] == st.st_gid)
+        and (not valid & _MODE or fields[11] & 0o7777 == stat.S_IMODE(st.st_mode))
+        and 0 <= time_ns() - st.st_ctime_ns < _TICK
+    )
 
 
 def _details(valid: int, fields: tuple[int, ...]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class CreateOps:
         fd = self._grants.replace_kept(target_dir, directory, name, mode, permit) if self._mount.grants.hidden else -1
         fd = store.create(directory, name, mode, permit) if fd < 0 else fd
         st = os.fstat(fd)
-        reply = self._mount.entry(target_dir, name, st, created=True)
+        reply = self._mount.entry(target_dir, name, st, created=True, is_open=True)
         node = self._mount.inodes.find(st.st_ino + store.ino_offset)
         assert node is not None
         store.keep_created(node, fd, mode)

@@ -394,10 +394,12 @@ class FdCache:
 
     def _verified(self, node: Node, fd: int) -> int:
         """Return `fd` if it is the node. Otherwise close it and raise ESTALE."""
-        if not self._is_node(node, os.fstat(fd)):
+        st = os.fstat(fd)
+        if not self._is_node(node, st):
             os.close(fd)
             raise self._stale(node)
-        if node.handle and self.handle(fd) != node.handle:
+        # A new inode has a new change time, so a node with the known fingerprint is still the same inode.
+        if node.handle and node.fingerprint != st.st_size << 62 | st.st_ctime_ns and self.handle(fd) != node.handle:
             os.close(fd)
             raise self._reused(node)
         node.checked = self.now
@@ -433,7 +435,7 @@ class FdCache:
         if node.fd < 0:
             if node.parent is None:
                 raise stale()
-            fd = self._open_at(self.directory(node.parent), node.name, os.O_PATH | os.O_NOFOLLOW)
+            fd = self._open_name(self.directory(node.parent), node.name, os.O_PATH)
             return self._cache_fd(node, self._verified(node, fd), 0)
         node.used = self._request
         if node.parent is not None and self.now - node.checked >= RECHECK:

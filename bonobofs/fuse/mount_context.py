@@ -85,14 +85,6 @@ class Notifications(NamedTuple):
     """
 
 
-class CrossLayerError(OSError):
-    """EXDEV with its rule, reason and advice."""
-
-    def __init__(self, words: tuple[str, str, str]) -> None:
-        super().__init__(errno.EXDEV, os.strerror(errno.EXDEV))
-        self.words = words
-
-
 class MountContext:
     """The tables, layers and services of one mount, and what the handlers of all opcodes do with them."""
 
@@ -257,10 +249,12 @@ class MountContext:
             self._callers[(header.pid, header.uid)] = known
         return known
 
-    def entry(self, parent: Node, name: bytes, st: os.stat_result, *, created: bool = False) -> bytes:
+    def entry(
+        self, parent: Node, name: bytes, st: os.stat_result, *, created: bool = False, is_open: bool = False
+    ) -> bytes:
         """Return `fuse_entry_out` with the attributes `st`, and add one reference.
 
-        `created`: the mount has just created the file.
+        `created`: the mount has just created the file. `is_open`: it has a descriptor of it, which the node will get.
         """
         store = parent.store
         if store.prefix:
@@ -268,9 +262,11 @@ class MountContext:
             return p.with_cache_timeout(
                 UNWATCHED_SECONDS if len(name) == _FAN_OUT else UNCACHED_SECONDS, self._known_entry(parent, name, st)
             )
-        return self._known_entry(parent, name, st, created=created)
+        return self._known_entry(parent, name, st, created=created, is_open=is_open)
 
-    def _known_entry(self, parent: Node, name: bytes, st: os.stat_result, *, created: bool = False) -> bytes:
+    def _known_entry(
+        self, parent: Node, name: bytes, st: os.stat_result, *, created: bool = False, is_open: bool = False
+    ) -> bytes:
         store = parent.store
         if st.st_dev != store.device or store.is_mounted_over(parent, name):
             return self._mounted_over_entry(parent, name, st)
@@ -279,7 +275,8 @@ class MountContext:
         if node.fingerprint != current:
             if node.fingerprint == UNKNOWN and st.st_ctime_ns >= self.external_changes.since and not created:
                 self.external_changes.check_first_lookup(node, parent, name, st)
-            node = self._with_handle(node, parent, name, st)
+            if not is_open or node.lookups > 1:  # the handle of a new node is read when its descriptor is closed
+                node = self._with_handle(node, parent, name, st)
             self.check_external(node, st)
         return p.ENTRY_OUT.pack(node.id, 0, *self.entry_times) + self.attr(node, st)
 
@@ -435,7 +432,7 @@ class MountContext:
         if request.kind is not Kind.FILE:
             return RelatedChange(request)
         context = Context(size=st.st_size, mode=stat.S_IMODE(st.st_mode), in_source=True)
-        head = (lambda: self.source.head_of_entry(directory, name)) if st.st_size else None
+        head = (lambda: self.source.head_of_entry(directory, name, st)) if st.st_size else None
         return RelatedChange(request, context, head=head)
 
     def parent_to_change(self, header: Header, operation: Operation, name: bytes) -> tuple[Node, int]:

@@ -17,8 +17,8 @@ from bonobofs.enforcement.authorizer import RelatedChange, WrongLayerError
 from bonobofs.enforcement.write_batches import WriteBatch
 from bonobofs.errors import os_error
 from bonobofs.fuse.inode_table import Node
-from bonobofs.fuse.mount_context import MOST_NAMES, NOTHING, CrossLayerError, Header, MountContext
-from bonobofs.fuse.overlay import NAME, UpperDir
+from bonobofs.fuse.mount_context import MOST_NAMES, NOTHING, Header, MountContext
+from bonobofs.fuse.overlay import NAME, CrossLayerError, UpperDir
 from bonobofs.fuse.slices import Busy, Steps, finished
 from bonobofs.fuse.temp_files import TempFileOps
 from bonobofs.policy import denials
@@ -61,12 +61,14 @@ class OverlayOps:
         Raises: FileExistsError if the name exists; WrongLayerError if the permit is for the source and the directory is
         only in the overlay; Refused or ENOSPC if there is no space.
         """
-        name = os.fsencode(request.path.rpartition("/")[2])
         if permit.layer is Layer.SCRATCH:
             self.check_quota(header, request, more=NAME)
             self._staged.check_state_disk(header, request, NAME, 1)
         elif header.uid:
             self._mount.source.check_reserve(NAME)
+        if permit.layer is parent.layer and not self._mount.overlay.directories:
+            return parent, directory
+        name = os.fsencode(request.path.rpartition("/")[2])
         if permit.layer is parent.layer:
             upper_dir = self._mount.overlay.upper_dir(parent)
             if upper_dir is not None:

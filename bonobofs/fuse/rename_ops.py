@@ -16,10 +16,10 @@ from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_after_rename
 from bonobofs.fuse.inode_table import Node, joined
-from bonobofs.fuse.mount_context import LEAVES, NOTHING, CrossLayerError, Handler, Header, MountContext, Reply
-from bonobofs.fuse.overlay import NAME
+from bonobofs.fuse.mount_context import LEAVES, NOTHING, Handler, Header, MountContext, Reply
+from bonobofs.fuse.overlay import NAME, CrossLayerError
 from bonobofs.fuse.overlay_ops import OverlayOps
-from bonobofs.fuse.slices import Steps, finished
+from bonobofs.fuse.slices import Steps
 from bonobofs.fuse.temp_files import End, TempFileOps
 from bonobofs.policy import denials
 from bonobofs.policy.decision import Layer, Permit, Refused
@@ -50,28 +50,43 @@ class RenameOps:
             raise os_error(errno.EINVAL)
         origin = self._end(header, old)
         target = self._end(header if target_id == header.node_id else header._replace(node_id=target_id), new)
-        steps = self._rename_ends(header, origin, target, flags)
         ends = (origin, target) if flags & syscalls.RENAME_EXCHANGE else (origin,)
-        return steps if _moves_directory(ends) else finished(steps)
-
-    def _rename_ends(self, header: Header, origin: End, target: End, flags: int) -> Steps:
+        if _moves_directory(ends):
+            return self._rename_directory(header, origin, target, flags)
         try:
-            if self._mount.temp_files.directories and self._staged.rename_staged(header, origin, target, flags):
+            if self._is_renamed_staged(header, origin, target, flags):
                 return NOTHING
-            if origin.st is None:
-                raise os_error(errno.ENOENT)
-            return (yield from self._rename_in_a_layer(header, origin, target, flags))
+            permits = self._judge_ends(header, origin, target, exchange=bool(flags & syscalls.RENAME_EXCHANGE))
+            return self._rename_in_a_layer(header, origin, target, permits, flags)
         except OSError as error:
             self._layers.show_cross_layer_denial(header, Operation.RENAME, origin.path, error)
             raise
 
-    def _rename_in_a_layer(self, header: Header, origin: End, target: End, flags: int) -> Steps:
+    def _is_renamed_staged(self, header: Header, origin: End, target: End, flags: int) -> bool:
+        """Rename a staged file. False: no staged file has these names. ENOENT: no file has the old name."""
+        if self._mount.temp_files.directories and self._staged.rename_staged(header, origin, target, flags):
+            return True
+        if origin.st is None:
+            raise os_error(errno.ENOENT)
+        return False
+
+    def _rename_directory(self, header: Header, origin: End, target: End, flags: int) -> Steps:
+        exchange = bool(flags & syscalls.RENAME_EXCHANGE)
+        try:
+            if self._is_renamed_staged(header, origin, target, flags):
+                return NOTHING
+            origin, target, permits = yield from self._judge_move(header, origin, target, exchange=exchange)
+            return self._rename_in_a_layer(header, origin, target, permits, flags)
+        except OSError as error:
+            self._layers.show_cross_layer_denial(header, Operation.RENAME, origin.path, error)
+            raise
+
+    def _rename_in_a_layer(self, header: Header, origin: End, target: End, permits: list[Permit], flags: int) -> bytes:
         """Rename in the source, or in the overlay if a permit is for the overlay or a directory is in it.
 
         EXDEV: the rename would cross layers (`_layer_of_move`).
         """
         exchange = bool(flags & syscalls.RENAME_EXCHANGE)
-        origin, target, permits = yield from self._judge_move(header, origin, target, exchange=exchange)
         details: dict[str, object] = {"to": target.path}
         if exchange:
             details["exchange"] = True
@@ -244,16 +259,13 @@ class RenameOps:
     def _judge_move(
         self, header: Header, origin: End, target: End, *, exchange: bool
     ) -> Generator[None, None, tuple[End, End, list[Permit]]]:
-        """Authorize everything that a rename moves. Return the two ends as they are afterwards, and their permits.
+        """Authorize everything that a rename of a directory moves. Return the ends as they are then, and their permits.
 
         The content of a directory is authorized in slices. Meanwhile, requests that would change that content wait
         (`moving_trees`). The authorization starts again if the policy, the leases or an end of the rename changed, or
         the companion made a change. The caller renames in the slice of the last check, so nothing comes in between.
         EBUSY: the authorization was restarted too often.
         """
-        ends = (origin, target) if exchange else (origin,)
-        if not _moves_directory(ends):
-            return origin, target, self._judge_ends(header, origin, target, exchange=exchange)
         for _ in range(_ATTEMPTS):
             request_number, state = self._mount.source.request_number, self._mount.enforcer.state
             trees = [origin.path, target.path]

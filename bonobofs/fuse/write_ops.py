@@ -71,7 +71,9 @@ class WriteOps:
         is_bounded = header.uid or node.layer is not Layer.SOURCE or write_flags & p.WRITE_CACHE
         needed = _allocated(st, position, size) if is_bounded else 0
         written = self._write_bytes(header, node, fd, data, -1 if appends else position, needed, batch)
-        self._count_write(batch, node, written, max(st.st_size, position + written))
+        batch.size = max(st.st_size, position + written)
+        if node.layer is Layer.SCRATCH:
+            self._mount.overlay.sizes.set_size(node.ino, batch.request.path, batch.size)
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
             self._mount.kill_set_ids(header, node, fd, st, batch.permit)
         if lock is not None:
@@ -87,13 +89,14 @@ class WriteOps:
     def _write_bytes(
         self, header: Header, node: Node, fd: int, data: memoryview, position: int, needed: int, batch: WriteBatch
     ) -> int:
-        """Write at the offset `position`, or append if it is -1. Return the number of bytes written.
+        """Write at the offset `position`, or append if it is -1. Count it, and return the number of bytes written.
 
         `needed` is how many bytes the write allocates.
         """
         try:
-            self._layers.check_free_space(header, node, batch.request, needed)
-            return (
+            if needed > 0:
+                self._layers.check_free_space(header, node, batch.request, needed)
+            written = (
                 node.store.append(fd, data, batch.permit)
                 if position < 0
                 else node.store.write(fd, data, position, batch.permit)
@@ -101,14 +104,10 @@ class WriteOps:
         except BaseException as error:
             self._mount.enforcer.close_batch(node.id, getattr(error, "errno", None) or errno.EIO)
             raise
-
-    def _count_write(self, batch: WriteBatch, node: Node, written: int, size: int) -> None:
         batch.count += 1
         batch.written += written
-        batch.size = size
         batch.last = self._mount.source.now
-        if node.layer is Layer.SCRATCH:
-            self._mount.overlay.sizes.set_size(node.ino, batch.request.path, size)
+        return written
 
     def _is_covered(self, batch: WriteBatch, st: os.stat_result, position: int, size: int) -> bool:
         """Whether the permit of the node's last batch covers a write of `size` bytes."""

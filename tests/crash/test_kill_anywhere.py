@@ -49,6 +49,9 @@ def _append(path: Path, chance: random.Random) -> None:
             os.write(fd, bytes(chance.randrange(3000)))
 
 
+_MODES = (0o700, 0o744, 0o755)
+
+
 def _change(top: Path, chance: random.Random) -> tuple[str, str]:
     """Make one change somewhere in a directory; its operation and path, or an OSError."""
     path, other = (top / chance.choice(("a.md", "b.md", "c.md", "d/e.md", "d/f.md", "d", "g")) for _ in range(2))
@@ -63,7 +66,9 @@ def _change(top: Path, chance: random.Random) -> tuple[str, str]:
         "rmdir": lambda: os.rmdir(path),
         "symlink": lambda: os.symlink("nowhere", path),
         "mknod": lambda: os.mkfifo(path),
-        "set_mode": lambda: os.chmod(path, chance.choice((0o700, 0o744, 0o755))),
+        "set_mode": lambda: os.chmod(
+            path, chance.choice([mode for mode in _MODES if mode != path.stat().st_mode & 0o777])
+        ),
         "set_times": lambda: os.utime(path, ns=(1, chance.randrange(10**18)), follow_symlinks=False),
         "set_xattr": lambda: os.setxattr(path, "user.mark", bytes([chance.randrange(256)]), follow_symlinks=False),
         "remove_xattr": lambda: os.removexattr(path, "user.mark", follow_symlinks=False),
@@ -81,8 +86,8 @@ def _work(top: Path, seed: int, done: int) -> None:
     while True:
         with contextlib.suppress(OSError):
             operation, path = _change(top, chance)
-            # Of a run of writes only the first is on record by itself.
-            if operation != "write_file":
+            # Of a run of writes, and of the times set in it, only the first write is on record by itself.
+            if operation not in ("write_file", "set_times"):
                 os.write(done, f"{operation} {os.path.relpath(path, top)}\n".encode())
 
 

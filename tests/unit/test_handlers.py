@@ -6,6 +6,7 @@ import ast
 import contextlib
 import errno
 import os
+import stat
 import struct
 import uuid
 from collections.abc import Generator, Iterator
@@ -35,6 +36,7 @@ from bonobofs.policy.decision import Denied, Layer, Permit, Refused
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import Policy, compile_policy
 from bonobofs.policy.request import NO_FACTS, Context, Principal, Request
+from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, ROOT
 
 DENY_ALL: Final = 'default = "deny"\n'
@@ -241,6 +243,83 @@ def test_a_new_policy_invalidates_every_decision(serve: Any) -> None:
     with pytest.raises(Refused):
         write(b"second")
     assert (server.source / "file").read_bytes() == b"firstnt"
+
+
+def _create(server: Server, name: bytes) -> int:
+    body = p.CREATE_IN.pack(os.O_WRONLY | os.O_CREAT, 0o100644, 0o022, 0) + name + b"\0"
+    return int(p.ENTRY_OUT.unpack_from(server.send(p.Opcode.CREATE, p.ROOT_ID, body))[0])
+
+
+def _setattr(valid: p.Set, *, mtime: int = 0, mode: int = 0, owner: int = 0, group: int = 0) -> bytes:
+    return p.SETATTR_IN.pack(int(valid), 0, 0, 0, 0, 0, mtime, 0, 0, 0, 0, mode, 0, owner, group, 0)
+
+
+def _intents(server: Server, name: str) -> list[str]:
+    return [entry.operation for entry in server.entries() if entry.kind == "intent" and entry.path == name]
+
+
+def test_the_program_that_writes_a_file_sets_its_times_in_the_write_batch(serve: Any) -> None:
+    """The outcome counts it. No entry has the values of times, so none is lost."""
+    server: Server = serve(ALLOW_ALL)
+    node = _create(server, b"made")
+    for seconds in (7, 8):
+        server.send(p.Opcode.SETATTR, node, _setattr(p.Set.ATIME | p.Set.ATIME_NOW | p.Set.MTIME, mtime=seconds))
+    assert (server.source / "made").stat().st_mtime == 8
+    assert _intents(server, "made") == ["create_file"]
+    (outcome,) = [entry for entry in server.entries() if entry.kind == "outcome"]
+    assert (outcome.operation, outcome.details["times"], outcome.details["size"]) == ("create_file", 2, 0)
+
+
+@pytest.mark.parametrize("after", ["another program", "a closed batch", "a new policy", "a hard link", "an ask"])
+def test_times_have_an_entry_outside_the_write_batch(serve: Any, after: str) -> None:
+    ask = '[[ask]]\npaths = ["other"]\noperations = ["set_times"]\n' if after == "an ask" else ""
+    server: Server = serve(ALLOW_ALL + ask)
+    node, pid = _create(server, b"made"), os.getpid()
+    if after == "another program":
+        pid = os.getppid()
+    elif after == "a closed batch":
+        server.guard.close_batches()
+    elif after == "a new policy":
+        server.guard.change_policy(_policy(ALLOW_ALL, generation=2))
+    elif after == "a hard link":
+        server.send(p.Opcode.LINK, p.ROOT_ID, p.LINK_IN.pack(node) + b"linked\0")
+    header = Header(node, os.geteuid(), os.getegid(), pid, 0)
+    answer = server.handlers[p.Opcode.SETATTR](header, memoryview(_setattr(p.Set.MTIME, mtime=7)))
+    assert isinstance(answer, bytes)
+    assert (server.source / "made").stat().st_mtime == 7
+    assert _intents(server, "made") == ["create_file", "set_times"]
+
+
+def test_times_in_a_write_batch_do_not_outlive_its_permit(serve: Any) -> None:
+    server: Server = serve(ALLOW_ALL)
+    node = _create(server, b"made")
+    before = (server.source / "made").stat().st_mtime_ns
+    server.guard.change_policy(_policy(DENY_ALL, generation=2))
+    with pytest.raises(Refused):
+        server.send(p.Opcode.SETATTR, node, _setattr(p.Set.MTIME, mtime=7))
+    assert (server.source / "made").stat().st_mtime_ns == before
+
+
+def test_owner_and_mode_that_a_new_file_has_already_change_nothing(serve: Any) -> None:
+    """An archive sets both for each file. The engine decides; no entry and no change follows."""
+    server: Server = serve(ALLOW_ALL)
+    owner, numbers = p.Set.UID | p.Set.GID, count()
+
+    def is_unrecorded(valid: p.Set, name: str) -> bool:
+        """False: the clock went on too far since the file was created."""
+        node, decisions = _create(server, name.encode()), server.guard.decisions
+        body = _setattr(valid, mode=0o100644, owner=os.geteuid(), group=(server.source / name).stat().st_gid)
+        server.send(p.Opcode.SETATTR, node, body)
+        assert server.guard.decisions == decisions + 1 + (valid == owner | p.Set.MODE)
+        return _intents(server, name) == ["create_file"]
+
+    for valid in (owner, p.Set.MODE, owner | p.Set.MODE):
+        until(lambda valid=valid: is_unrecorded(valid, f"f{next(numbers)}"), "an equal value is not recorded")  # type: ignore[misc]
+    node = server.node("file")
+    server.send(p.Opcode.SETATTR, node, _setattr(p.Set.UID, owner=os.geteuid()))
+    server.send(p.Opcode.SETATTR, _create(server, b"made"), _setattr(p.Set.MODE, mode=0o600))
+    assert (_intents(server, "file"), _intents(server, "made")) == (["set_owner"], ["create_file", "set_mode"])
+    assert stat.S_IMODE((server.source / "made").stat().st_mode) == 0o600
 
 
 ONCE_FOR_EACH_NAME: Final = {p.Opcode.RENAME: 2, p.Opcode.RENAME2: 4, p.Opcode.LINK: 2}
