@@ -1,4 +1,4 @@
-"""`bonobofs ask list|show|allow|deny|revoke|wait|watch`."""
+"""`bonobofs ask list|show|allow|deny|revoke|wait|watch|forward`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import os
 import select
 import sys
 import termios
+import threading
 import time
 import tty
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
 
 from bonobofs import session
 from bonobofs.cli.options import Argument, Group, Option
 from bonobofs.cli.output import document, listing, note, say
-from bonobofs.errors import ForbiddenError, StateError, UsageError
+from bonobofs.errors import BonobofsError, ForbiddenError, StateError, UsageError
 from bonobofs.ipc.client import SOCKET_VARIABLE, call
 from bonobofs.policy.decision import Refused
 from bonobofs.policy.lease_limits import seconds_of
@@ -34,12 +34,18 @@ from bonobofs.state.question_files import (
 from bonobofs.state.question_files import revoke as revoke_answer
 from bonobofs.system import processes
 
+if TYPE_CHECKING:
+    from bonobofs.session.approval_webhook import ApprovalWebhook
+
 app = Group(help="Answer the questions of sessions: changes that [[ask]] matches.")
 
 STILL_OPEN: Final = 75
 """Exit status of `ask wait` without an answer, EX_TEMPFAIL of sysexits.h."""
 _APPLY_SECONDS: Final = 5.0
+_SENT_AT_ONCE: Final = 8
+_SEND_AGAIN_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.1
+_KEY_SECONDS: Final = 0.5
 _LONGEST_CALL: Final = 600
 _KEYS: Final = "o once, p this path for the session, e edit the pattern, n no, r no with a reason, s skip, q quit"
 
@@ -187,61 +193,121 @@ def watch() -> int:
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("ask watch needs a terminal; use ask list, allow and deny")
+    say("waiting for questions; Ctrl-C ends")
+    with _Keys() as keys:
+        _answer_with(keys)
+    return 0
+
+
+def _answer_with(keys: _Keys) -> None:
+    """Show the open questions one after the other, and take the answers, until `q`."""
     skipped: set[str] = set()
     shown = ""
-    say("waiting for questions; Ctrl-C ends")
     while True:
         open_ = [each for each in _questions() if each.state is QuestionState.OPEN]
         found = next((each for each in open_ if each.question.question not in skipped), None)
-        if found is None:
-            shown = ""
-            time.sleep(_POLL_SECONDS * 3)
-            continue
-        if found.question.question != shown:
-            shown = found.question.question
+        number = found.question.question if found is not None else ""
+        if found is not None and number != shown:
             say("")
-            for line in _lines(found):
+            for line in (*_lines(found), _KEYS):
                 say(line)
-            say(_KEYS)
-        key = _key()
-        if key in ("q", "\x03", "\x04", ""):
-            return 0
+        shown = number
+        key = keys.next()
+        if key == "q":
+            return
+        if found is None or not key:
+            continue
         if key == "s":
-            skipped.add(shown)
-        elif key and key in "openr":
-            _answer_key(found, key)
+            skipped.add(number)
+        elif key in "openr":
+            _answer_key(found, key, keys)
 
 
-def _answer_key(found: _Found, key: str) -> None:
+@app.command("forward")
+def forward(
+    url: Annotated[str, Argument(metavar="URL", help="A service that takes nono's approval webhook, version 1.")],
+    seconds: Annotated[int, Option("--timeout", metavar="S", minimum=1, help="How long it may hold a question.")] = 60,
+) -> None:
+    """Send each open question to an HTTP service, and apply its answers, until Ctrl-C.
+
+    A grant or denial is an answer for the path, until the session ends. An error or a timeout is none: the question
+    stays open, and is sent again. Of several channels, the first answer counts.
+
+    \b
+    Example:
+      bonobofs ask forward https://approvals.example.com/hook --timeout 120
+    """
+    from bonobofs.session.approval_webhook import ApprovalWebhook  # noqa: PLC0415 - loads http.client
+
+    webhook = ApprovalWebhook(url, seconds)
+    sent: set[str] = set()
+    say(f"questions go to {url}; Ctrl-C ends")
+    while True:
+        for found in _questions():
+            number = found.question.question
+            if found.state is QuestionState.OPEN and number not in sent and len(sent) < _SENT_AT_ONCE:
+                sent.add(number)
+                threading.Thread(target=_forward, args=(webhook, found, sent), daemon=True).start()
+        time.sleep(_POLL_SECONDS * 3)
+
+
+def _forward(webhook: ApprovalWebhook, found: _Found, sent: set[str]) -> None:
+    """Send one question and apply the answer. Without an answer, it may be sent again later."""
+    path = os.path.join(found.status.session.source, found.question.path)
+    try:
+        answer = webhook.ask(found.question, path, f"{found.question.operation} (rule {found.question.rule})")
+        if answer.allows is None:
+            note(f"{found.question.question}: {answer.note}; it stays open")
+            time.sleep(_SEND_AGAIN_SECONDS)
+        else:
+            _answer(found, by="webhook", allows=answer.allows, note=answer.note)
+    except (BonobofsError, OSError) as error:
+        note(f"{found.question.question}: {error}")
+    finally:
+        sent.discard(found.question.question)
+
+
+def _answer_key(found: _Found, key: str, keys: _Keys) -> None:
     try:
         if key == "e":
-            pattern = input(f"pattern [{found.question.path}]: ").strip()
-            _answer(found, allows=True, pattern=pattern)
+            _answer(found, allows=True, pattern=keys.line(f"pattern [{found.question.path}]: "))
         elif key == "r":
-            _answer(found, allows=False, note=input("note to the agent: ").strip())
+            _answer(found, allows=False, note=keys.line("note to the agent: "))
         else:
             _answer(found, allows=key != "n", once=key == "o")
-    except (UsageError, StateError) as error:
+    except (BonobofsError, OSError) as error:
         note(str(error))
 
 
-def _key() -> str:
-    """Return the next key; " " if none comes within a second, so that an answer elsewhere is seen."""
-    with _single_keys() as terminal:
-        if not select.select([terminal], [], [], 1.0)[0]:
-            return " "
-        return os.read(terminal, 1).decode("ascii", "replace")
+class _Keys:
+    """The keys of the terminal, one at a time. A key that is typed early is kept."""
 
+    def __init__(self) -> None:
+        self._terminal: Final = sys.stdin.fileno()
+        self._before: Final = termios.tcgetattr(self._terminal)
 
-@contextmanager
-def _single_keys() -> Iterator[int]:
-    terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
-    tty.setcbreak(terminal)
-    try:
-        yield terminal
-    finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+    def __enter__(self) -> Self:
+        tty.setcbreak(self._terminal, termios.TCSADRAIN)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
+
+    def next(self) -> str:
+        """Return the next key; "" if none comes within half a second. The end of the terminal is `q`."""
+        if not select.select([self._terminal], [], [], _KEY_SECONDS)[0]:
+            return ""
+        return os.read(self._terminal, 1).decode("ascii", "replace") or "q"
+
+    def line(self, prompt: str) -> str:
+        """Return a line that the operator edits; "" at the end of the terminal."""
+        self.__exit__()
+        try:
+            return input(prompt).strip()
+        except EOFError:
+            return ""
+        finally:
+            self.__enter__()
 
 
 def _by_session() -> Iterator[tuple[session.SessionStatus, Questions]]:
@@ -267,14 +333,14 @@ def _directory(status: session.SessionStatus) -> Path:
     return session_directory(session.home(), status.session.session)
 
 
-def _answer(found: _Found, *, allows: bool, seconds: float | None = None, **terms: Any) -> None:
+def _answer(found: _Found, *, allows: bool, by: str | None = None, seconds: float | None = None, **terms: Any) -> None:
     """Answer a question, and return when the session enforces the answer."""
     _check_outside(found.status)
     found_now = give_answer(
         session.home(),
         found.question,
         allows=allows,
-        by=getpass.getuser(),
+        by=by or getpass.getuser(),
         policy=found.status.session.policy.digest,
         seconds=seconds,
         **terms,

@@ -47,6 +47,7 @@ ACTING: Final = {
     "ask deny",
     "ask revoke",
     "ask watch",
+    "ask forward",
     "db upgrade",
     "db backup",
 }

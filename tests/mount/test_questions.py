@@ -10,8 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -252,3 +255,67 @@ def test_watch_shows_a_question_and_answers_with_one_key(world: World) -> None:
         _, status = os.waitpid(pid, 0)
         os.close(terminal)
     assert os.waitstatus_to_exitcode(status) in (0, 130)
+
+
+class Service(BaseHTTPRequestHandler):
+    """An approval service with one answer after the other."""
+
+    answers: ClassVar[list[tuple[int, bytes]]] = []
+    requests: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        self.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        status, body = self.answers.pop(0) if self.answers else (500, b"")
+        self.send_response(status)
+        self.send_header("Location", "/elsewhere")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@contextmanager
+def forwarded(*answers: tuple[int, bytes]) -> Iterator[list[dict[str, Any]]]:
+    """`ask forward` to a service of this machine with these answers; gives the requests that come."""
+    Service.answers, Service.requests = [*answers], []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/hook"
+        program = [sys.executable, "-m", "bonobofs", "ask", "forward", url]
+        forwarder = subprocess.Popen(program, env=environment(), cwd="/", stdout=subprocess.DEVNULL)
+        try:
+            yield Service.requests
+        finally:
+            forwarder.send_signal(signal.SIGINT)
+            assert forwarder.wait(30) == 130
+            server.shutdown()
+
+
+def test_a_service_grants_and_denies(world: World) -> None:
+    number = question(world, "ci/a.yml")
+    with forwarded(
+        (200, b'{"decision": "granted"}'), (200, b'{"decision": "denied", "reason": "not now"}')
+    ) as requests:
+        until(lambda: write(world, "ci/a.yml"), "the service has granted it")
+        sent = requests[0]["request"]
+        assert sent["request_id"] == number
+        assert sent["path"] == str(world.source / "ci/a.yml")
+        assert sent["session_id"] == world.session.session
+        question(world, "ci/b.yml")
+        until(lambda: questions(world)["ci/b.yml"]["state"] == "denied", "the service has denied it")
+    assert "not now" in bonobofs("why", world.path / "ci/b.yml").stdout
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(302, b""), (500, b'{"decision": "granted"}'), (200, b"granted"), (200, b'{"decision": "maybe"}'), (200, b"[]")],
+    ids=["redirect", "error", "no JSON", "unknown word", "no object"],
+)
+def test_an_answer_without_a_decision_grants_nothing(world: World, answer: tuple[int, bytes]) -> None:
+    question(world, "ci/a.yml")
+    with forwarded(answer) as requests:
+        until(lambda: bool(requests), "the question is sent")
+        assert not write(world, "ci/a.yml")
+    assert questions(world)["ci/a.yml"]["state"] == "open"
