@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bonobofs.agent_mail.letter import MOST_ENTRIES, Letter, Posted, posted
+from bonobofs.agent_mail.letter import MOST_ENTRIES, Letter, Posted, parse_subject
 from bonobofs.agent_mail.mail_client import Mailbox, Sent
 from bonobofs.audit.reader import entries_from
 from bonobofs.audit.trail_storage import size_of
@@ -111,7 +111,7 @@ class Courier:
 
         MailError, StateError: the rest stays due for the next call. A trail that cannot be read gives a warning.
         """
-        self._meet(trails)
+        self._load_new_cursors(trails)
         self._save()
         count, refused = 0, None
         for session, trail in trails.items():
@@ -129,7 +129,7 @@ class Courier:
             raise refused
         return count
 
-    def _meet(self, trails: Mapping[str, Path]) -> None:
+    def _load_new_cursors(self, trails: Mapping[str, Path]) -> None:
         """Load the cursors of new sessions: another courier may have sent letters of them."""
         for session in self._known.keys() - trails.keys():
             del self._known[session]
@@ -210,7 +210,7 @@ class Courier:
         self._doubtful.clear()
         since = max((cursor.noted for cursor in self._known.values()), default="")
         for sent in self._mailbox.sent(since):
-            letter = posted(sent.subject)
+            letter = parse_subject(sent.subject)
             if letter is None or letter.home != self._home[:8] or letter.session not in trails:
                 continue
             if letter.last > self._known[letter.session].seq:
@@ -269,7 +269,7 @@ class _PendingLetter:
                 self._began = time.monotonic()
             if entry.seq and entry.prev != letter.hash:
                 problem = f"the trail of session {letter.session} does not continue the part that was sent"
-            letter.take(entry, only_denials=self._only_denials)
+            letter.add_entry(entry, only_denials=self._only_denials)
             self.offset += len(line)
             if self.is_full():
                 break

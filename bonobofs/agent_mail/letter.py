@@ -65,7 +65,7 @@ class Letter:
     alerts: int = 0
     closed: bool = False
 
-    def take(self, entry: AuditEntry, *, only_denials: bool) -> None:
+    def add_entry(self, entry: AuditEntry, *, only_denials: bool) -> None:
         """Add the next entry of the trail."""
         self.first = self.first or entry.seq
         if entry.seq:  # 0: a damaged line, which the letter lists too
@@ -116,7 +116,7 @@ class Letter:
         return "\n".join(lines) + "\n"
 
 
-def posted(subject: str) -> Posted | None:
+def parse_subject(subject: str) -> Posted | None:
     """Parse the subject of a letter. None: the letter is not from a courier."""
     mark = _MARK.search(subject)
     if mark is None:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import BY, LAYER, TOUCHES, AuditEntry, instant, touched_paths
 from bonobofs.audit.reader import PathNode, is_closed, last, merged
-from bonobofs.audit.temp_cleanup import by_way_of
+from bonobofs.audit.temp_cleanup import declared_temporary
 from bonobofs.audit.trail_storage import stat_trail
 from bonobofs.audit.verify import read_head
 from bonobofs.audit.writer import Trail
@@ -181,7 +181,7 @@ class _Replay:
                     self.root.above(name).touch(began, FOREVER)
                 if _changes_names(intent):
                     self.names.touch(began, FOREVER)
-        stray = by_way_of(intent.path, intent.details)
+        stray = declared_temporary(intent.path, intent.details)
         if stray is not None:
             self.root.reach(stray).touch(began, FOREVER)
 

@@ -122,7 +122,7 @@ class ChangeReport:
 
     def _add(self, change: RecordedChange) -> None:
         entry, counts = change.entry, self._counts
-        self._meet(entry)
+        self._note_session(entry)
         if entry.operation == UNREADABLE:
             counts["unreadable"] += 1
         elif entry.operation == OUT_OF_BAND and entry.kind == "event":
@@ -158,7 +158,7 @@ class ChangeReport:
                     self._counts["out_of_band"] -= 1
                 return
 
-    def _meet(self, entry: AuditEntry) -> None:
+    def _note_session(self, entry: AuditEntry) -> None:
         moment = instant(entry.timestamp)
         session = self._sessions.setdefault(entry.session, _Session(entry.agent, entry.agent_id, moment, moment))
         session.last = moment

@@ -54,7 +54,7 @@ def is_stray_name(name: object) -> bool:
     return len(digits) == _DIGITS and set(digits) <= set("0123456789abcdef")
 
 
-def by_way_of(path: str, details: Mapping[str, Any]) -> str | None:
+def declared_temporary(path: str, details: Mapping[str, Any]) -> str | None:
     """Return the temporary sibling name that an intent declares, as a path, or None."""
     name, to = details.get(BY), details.get("to")
     if not is_stray_name(name):
@@ -63,7 +63,7 @@ def by_way_of(path: str, details: Mapping[str, Any]) -> str | None:
     return f"{above}/{name}" if above else str(name)
 
 
-def left_in(home: Path, source: Path) -> list[Stray]:
+def strays_of(home: Path, source: Path) -> list[Stray]:
     """Return the temporary names that the ended sessions of a source may have left there."""
     return [
         stray
@@ -104,7 +104,9 @@ def _unfinished(trail: Path) -> Iterator[Stray]:
         return
     done = {entry.details.get("intent") for entry in entries if (entry.kind, entry.result) == ("outcome", "allowed")}
     for entry in entries:
-        path = by_way_of(entry.path, entry.details) if entry.kind == "intent" and entry.seq not in done else None
+        path = (
+            declared_temporary(entry.path, entry.details) if entry.kind == "intent" and entry.seq not in done else None
+        )
         if path is not None:
             inode = entry.details.get(INODE)
             yield Stray(path, entry.session, entry.seq, inode if isinstance(inode, int) else None)

@@ -69,7 +69,7 @@ def _tombstone(details: dict[str, Any]) -> Tombstone | None:
 
 
 @contextmanager
-def appending(home: Path, agent: str) -> Iterator[Trail]:
+def open_record(home: Path, agent: str) -> Iterator[Trail]:
     """Open the record to append tombstones. The caller holds the retention lock and has verified the record.
 
     Cuts off an incomplete last line, which a crash can leave. TrailError.
@@ -103,7 +103,7 @@ def _resumed(path: Path, head: Path, identity: TrailIdentity) -> Trail:
     return Trail(descriptor, head_descriptor, identity, path, (seq, link, size))
 
 
-def bury(trail: Trail, tombstone: Tombstone) -> None:
+def append_tombstone(trail: Trail, tombstone: Tombstone) -> None:
     """Append a tombstone and sync it to the disk. TrailError: the caller must not remove the trail."""
     trail.event(PRUNE, tombstone._asdict())
     trail.sync()

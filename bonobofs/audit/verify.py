@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import HASH_KEY, HASH_TAIL, LAYER, ZERO, other_paths
 from bonobofs.audit.reader import LONGEST_LINE, lines_of, trails_in
-from bonobofs.audit.temp_cleanup import by_way_of
+from bonobofs.audit.temp_cleanup import declared_temporary
 from bonobofs.audit.tombstones import Tombstone, Tombstones
 from bonobofs.audit.trail_storage import open_trail
 from bonobofs.audit.writer import CLOSE, HEAD_SIZE
@@ -478,7 +478,7 @@ def _judged_head(path: Path, report: TrailReport) -> TrailHead | None:
 def _unfinished(seq: int, intent: dict[str, Any], describe: Describe | None) -> Unfinished:
     path, details = str(intent.get("path", "")), intent.get("details")
     details = details if isinstance(details, dict) else {}
-    temporary = by_way_of(path, details)
+    temporary = declared_temporary(path, details)
     shows = ""
     if describe is not None and LAYER in details:
         shows = "the change was not in the source, but in another layer"

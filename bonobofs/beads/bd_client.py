@@ -2,7 +2,7 @@ r"""Read and change the issues of one workspace through bd, and read every chang
 
     store = IssueStore(find_beads(source), home, agent)
     with store.locked_client() as client:
-        before = client.everything()
+        before = client.all_issues()
         ...
         changed = client.close_issue("gt-a1f", permit)
 
@@ -27,11 +27,11 @@ from bonobofs.beads.bd_runner import (
     Lock,
     Output,
     Program,
-    complaint,
+    bd_environment,
+    error_line,
     find_program,
     hold_lock,
-    payload,
-    surroundings,
+    output_json,
 )
 from bonobofs.beads.issue import MESSAGE, OPEN, BeadsIssue, Comment, Edge, Issues, NewIssue, read_comment, read_issues
 from bonobofs.errors import BeadsError, UsageError
@@ -78,10 +78,12 @@ def _main_worktree(source: Path) -> Path | None:
     """Return the main worktree of the repository; None if `source` is not a worktree registered in one."""
     link = source / ".git"
     try:
-        own = source / link.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")
-        registered_link = (own / "gitdir").read_text(encoding="utf-8").strip()
-        common = Path(os.path.realpath(own / (own / "commondir").read_text(encoding="utf-8").strip()))
-        is_registered = os.path.samefile(own / registered_link, link)
+        require_open_to = source / link.read_text(encoding="utf-8").strip().removeprefix("gitdir: ")
+        registered_link = (require_open_to / "gitdir").read_text(encoding="utf-8").strip()
+        common = Path(
+            os.path.realpath(require_open_to / (require_open_to / "commondir").read_text(encoding="utf-8").strip())
+        )
+        is_registered = os.path.samefile(require_open_to / registered_link, link)
     except (OSError, ValueError):
         return None
     return common.parent if is_registered and common.name == ".git" else None
@@ -122,7 +124,7 @@ class IssueStore:
         Raises BeadsError if bd is missing, not supported or uses another database, or if the lock is not free in time.
         """
         path = self._program or find_program(self._home, self._beads)
-        with hold_lock(self._home, self._beads, self._wait) as lock, surroundings(self._home, self._beads) as around:
+        with hold_lock(self._home, self._beads, self._wait) as lock, bd_environment(self._home, self._beads) as around:
             program = Program(path, self._beads, around, self._agent, self._limit)
             identity = self._identity(path)
             if self._checked != identity:
@@ -151,23 +153,23 @@ class IssueStore:
     def _check_place(self, program: Program, lock: Lock) -> None:
         """Check that bd uses this `.beads`. bd silently ignores a directory that it does not accept."""
         output = program.run(command("where", self._agent.label), lock)
-        answer = payload(output)
+        answer = output_json(output)
         path = answer.get("path") if isinstance(answer, dict) else None
         if not isinstance(path, str):
-            reason = complaint(output) or "it gives no reason"
+            reason = error_line(output) or "it gives no reason"
             raise BeadsError(f"bd does not find its issues in {self._beads}: {reason}")
         for location in (path, answer.get("database_path") or path):
             if not Path(os.path.realpath(location)).is_relative_to(self._beads):
                 raise BeadsError(f"bd works in {location} and not in {self._beads}, so it is not used")
 
 
-def why(output: Output) -> str:
+def failure_reason(output: Output) -> str:
     """Return the reason of a failed call, as far as bd prints one."""
     if output.status is None:
         return "bd was ended at its time limit"
     if output.status < 0:
         return f"bd was ended by signal {-output.status}"
-    return complaint(output) or f"bd ended with {output.status} and does not say why"
+    return error_line(output) or f"bd ended with {output.status} and does not say why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class Stored:
 class BdClient:
     """bd under the lock of the issues, for one thread. Ids are full. An unknown issue is a BeadsError except in `find`.
 
-    Each change costs one call of bd and one `list`. `everything` caches the list until the next change.
+    Each change costs one call of bd and one `list`. `all_issues` caches the list until the next change.
     """
 
     def __init__(self, program: Program, lock: Lock, actor: str) -> None:
@@ -198,7 +200,7 @@ class BdClient:
         """Refuse further calls, because the lock is released."""
         self._ended = True
 
-    def everything(self, *, fresh: bool = False) -> Issues:
+    def all_issues(self, *, fresh: bool = False) -> Issues:
         """Return all issues, as this turn listed them last. `fresh`: list them again."""
         if self._cached is None or fresh:
             before, self._cached = self._last, None
@@ -214,7 +216,7 @@ class BdClient:
         """Return the issue of this full id, or None. Raises UsageError for a blank id."""
         if not id.strip():
             raise UsageError("name an issue: without an id, bd would use the one that was changed last")
-        return self.everything().get(id)
+        return self.all_issues().get(id)
 
     def comments(self, id: str) -> list[Comment]:  # noqa: A002 - it is bd's word
         """Return the comments of an issue, oldest first."""
@@ -249,17 +251,17 @@ class BdClient:
 
     def _array(self, arguments: Sequence[str], content: str) -> list[Any]:
         output = self._run(arguments)
-        documents = payload(output)
+        documents = output_json(output)
         if output.status != 0 or not isinstance(documents, list):
-            raise BeadsError(f"bd does not list {content}: {why(output)}")
+            raise BeadsError(f"bd does not list {content}: {failure_reason(output)}")
         return documents
 
     def _read_back(self, output: Output) -> Issues:
         """List all issues after a change. Raises BeadsError with carried_out None if that fails."""
         try:
-            return self.everything(fresh=True)
+            return self.all_issues(fresh=True)
         except BeadsError as error:
-            reasons = f"{why(output)}, and reading back failed: {error}"
+            reasons = f"{failure_reason(output)}, and reading back failed: {error}"
             raise BeadsError(f"it is unknown whether bd has stored the change: {reasons}", carried_out=None) from error
 
     def create_issue(self, new: NewIssue, permit: Permit) -> Stored:
@@ -268,7 +270,7 @@ class BdClient:
         creation = Creation(new, mark)
         if new.parent:
             self.issue(new.parent)
-        before = self.everything()
+        before = self.all_issues()
         output = self._run(command("create", self._actor, creation.flags()))
         if new.issue_type == MESSAGE:
             output = self._make_message(output, mark)
@@ -280,10 +282,10 @@ class BdClient:
             raise BeadsError(f"bd has overwritten the existing issue {issue.id}", carried_out=None)
         self._created.add(issue.id)
         if missing := creation.missing(issue):
-            reason = f"{_words(missing)} could not be stored ({why(output)})"
+            reason = f"{_words(missing)} could not be stored ({failure_reason(output)})"
             output, after = self._delete(issue.id, permit)
             if issue.id in after:
-                reason = f"{issue.id} is created in part: {reason}; deleting it failed: {why(output)}"
+                reason = f"{issue.id} is created in part: {reason}; deleting it failed: {failure_reason(output)}"
                 raise BeadsError(reason, carried_out=None)
             raise BeadsError(f"nothing is created: {reason}")
         return Stored(issue, after)
@@ -295,7 +297,7 @@ class BdClient:
             raise UsageError(f"{issue_id} was not created just now, so it cannot be deleted")
         output, after = self._delete(issue_id, permit)
         if issue_id in after:
-            raise BeadsError(f"bd has not deleted {issue_id}: {why(output)}")
+            raise BeadsError(f"bd has not deleted {issue_id}: {failure_reason(output)}")
         return after
 
     def update_issue(
@@ -319,7 +321,7 @@ class BdClient:
         update = Update(texts, merged, add_labels, remove_labels)
         flags = update.flags()
         if not flags:
-            return Stored(issue, self.everything())
+            return Stored(issue, self.all_issues())
         return self._change(command("update", self._actor, flags, [id]), id, update.missing, permit)
 
     def close_issue(self, id: str, permit: Permit, *, reason: str = "") -> Stored:  # noqa: A002 - it is bd's word
@@ -366,7 +368,7 @@ class BdClient:
         issue = self.issue(id)
         if not text.strip():
             raise UsageError("a comment needs a text")
-        issues = self.everything()
+        issues = self.all_issues()
         output = self._run(command("comments add", self._actor, words=[id, text]))
         comment_id = _printed_id(output)
         try:
@@ -375,7 +377,7 @@ class BdClient:
             raise BeadsError(f"it is unknown whether bd has stored the comment: {error}", carried_out=None) from error
         new = [comment for comment in comments if comment.id == comment_id] or comments[issue.comment_count :]
         if not any(same(comment.text, text) and comment.author == self._actor for comment in new):
-            raise BeadsError(f"bd has not stored the comment: {why(output)}")
+            raise BeadsError(f"bd has not stored the comment: {failure_reason(output)}")
         return Stored(issue, issues)
 
     def _make_message(self, output: Output, mark: str) -> Output:
@@ -409,15 +411,15 @@ class BdClient:
         after = self._read_back(output)
         issue = after.get(id)
         if issue is None:
-            raise BeadsError(f"{id} no longer exists after a change by bd: {why(output)}", carried_out=None)
+            raise BeadsError(f"{id} no longer exists after a change by bd: {failure_reason(output)}", carried_out=None)
         left = missing(issue)
         if not left:
             return Stored(issue, after)
         done = tuple(part for part in before if part not in left)
         if not done:
-            raise BeadsError(f"bd has not changed {id}: {why(output)}", missing=tuple(left))
+            raise BeadsError(f"bd has not changed {id}: {failure_reason(output)}", missing=tuple(left))
         raise BeadsError(
-            f"bd has changed {id} in part: {_words(left)} not stored ({why(output)})",
+            f"bd has changed {id} in part: {_words(left)} not stored ({failure_reason(output)})",
             carried_out=None,
             stored=done,
             missing=tuple(left),
@@ -425,7 +427,7 @@ class BdClient:
 
 
 def _printed_id(output: Output) -> Any:
-    document = payload(output)
+    document = output_json(output)
     return document.get("id") if isinstance(document, dict) else None
 
 
@@ -434,7 +436,7 @@ def _not_created(output: Output) -> BeadsError:
     issue_id = _printed_id(output) if output.status == 0 else None
     if issue_id:
         return BeadsError(f"bd reports that it created {issue_id}, which is not among these issues", carried_out=None)
-    return BeadsError(f"bd has created nothing: {why(output)}")
+    return BeadsError(f"bd has created nothing: {failure_reason(output)}")
 
 
 def _marked(issues: Issues, mark: str) -> BeadsIssue | None:

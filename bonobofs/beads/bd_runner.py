@@ -36,7 +36,7 @@ from typing import Any, Final, NamedTuple, Self, TypedDict
 from bonobofs.errors import BeadsError, UsageError
 from bonobofs.policy.request import Principal
 from bonobofs.system import mounts, processes
-from bonobofs.system.locks import lock, never
+from bonobofs.system.locks import lock, try_once
 from bonobofs.system.paths import is_within
 
 GRACE: Final = 2.0
@@ -50,7 +50,7 @@ _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 class Program:
     """bd for one `.beads` and one agent, run in the environment of `around`."""
 
-    def __init__(self, path: Path, beads: Path, around: Surroundings, agent: Principal, limit: float) -> None:
+    def __init__(self, path: Path, beads: Path, around: BdEnvironment, agent: Principal, limit: float) -> None:
         """`limit` is the time limit of one call, in seconds."""
         self.path: Final = path
         self._around: Final = around
@@ -102,11 +102,11 @@ class Program:
     def check_version(self, lock: Lock) -> str:
         """Return the version. Raises BeadsError if it is unknown or not supported."""
         output = self.run(["version", "--json"], lock)
-        document = payload(output)
+        document = output_json(output)
         word = document.get("version") if isinstance(document, dict) else output.stdout
         numbers = _VERSION.search(word) if isinstance(word, str) and output.status == 0 else None
         if numbers is None:
-            reason = complaint(output) or "it gives no reason"
+            reason = error_line(output) or "it gives no reason"
             raise BeadsError(f"{self.path} does not print its version ({reason}); {INSTALL}")
         version = tuple(map(int, numbers.groups()))
         if not OLDEST <= version < BEFORE:
@@ -174,15 +174,15 @@ class Output(NamedTuple):
     stderr: str
 
 
-def payload(output: Output) -> Any:
+def output_json(output: Output) -> Any:
     """Return the JSON on standard output without its envelope, also of an error; None if there is none."""
-    return _payload(output.stdout)
+    return _longest_json(output.stdout)
 
 
-def complaint(output: Output) -> str:
+def error_line(output: Output) -> str:
     """Return the error that bd prints, on one line; "" if it prints none."""
     for stream in (output.stdout, output.stderr):
-        document = _payload(stream)
+        document = _longest_json(stream)
         if isinstance(document, dict) and "error" in document:
             return _line(str(document.get("message") or document["error"]))
     if output.status == 0:
@@ -194,7 +194,7 @@ def complaint(output: Output) -> str:
     return _line(line.removeprefix("Error: "))
 
 
-def _payload(text: str) -> Any:
+def _longest_json(text: str) -> Any:
     """Return the longest JSON that starts a line, because JSON in a notice is shorter than an answer."""
     document: Any = None
     longest = start = 0
@@ -285,7 +285,7 @@ def is_held(path: Path) -> bool:
     """Return True if a process holds the lock. Raises OSError if the file does not exist."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        lock(descriptor, shared=True, retry=never)
+        lock(descriptor, shared=True, retry=try_once)
     except BlockingIOError:
         return True
     finally:
@@ -338,7 +338,7 @@ class Ids(TypedDict, total=False):
     extra_groups: list[int]
 
 
-class Surroundings(NamedTuple):
+class BdEnvironment(NamedTuple):
     """The directories, PATH and user of a bd."""
 
     home: Path
@@ -350,7 +350,7 @@ class Surroundings(NamedTuple):
 
 
 @contextmanager
-def surroundings(home: Path, beads: Path) -> Iterator[Surroundings]:
+def bd_environment(home: Path, beads: Path) -> Iterator[BdEnvironment]:
     """Create directories for bd: in the state directory, or temporary ones if bd runs as another user.
 
     Raises BeadsError if they cannot be created, or if `.beads` does not exist.
@@ -375,9 +375,9 @@ def surroundings(home: Path, beads: Path) -> Iterator[Surroundings]:
             shutil.rmtree(temporary)
 
 
-def _prepare(directory: Path, path: str, ids: Ids) -> Surroundings:
+def _prepare(directory: Path, path: str, ids: Ids) -> BdEnvironment:
     """Create the directories and the git configuration below `directory`."""
-    around = Surroundings(directory / "home", directory / "empty", directory / "gitconfig", path, ids)
+    around = BdEnvironment(directory / "home", directory / "empty", directory / "gitconfig", path, ids)
     for each in (around.home, around.cwd):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not around.configuration.exists() or around.configuration.read_text(encoding="utf-8") != _CONFIGURATION:

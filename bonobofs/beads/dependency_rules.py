@@ -9,7 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from bonobofs.beads import refusals
-from bonobofs.beads.issue import OPEN, PARENT, Actor, BeadsIssue, Edge, Issues, existing, has_had_worktree, own
+from bonobofs.beads.issue import (
+    OPEN,
+    PARENT,
+    Actor,
+    BeadsIssue,
+    Edge,
+    Issues,
+    has_had_worktree,
+    require_issue,
+    require_open_to,
+)
 from bonobofs.beads.refusals import Fault, format_ids
 
 NEW: Final = "the new issue"
@@ -21,19 +31,19 @@ _NOT_BEGUN: Final = frozenset({OPEN, "blocked", "deferred"})
 def judge_dependency(issues: Issues, blocked_id: str, blocker_id: str, word: str, actor: Actor) -> Edge | None:
     """Return the edge to add, or None if it exists."""
     kind = _kind(word)
-    own(issues, blocked_id, actor)
+    require_open_to(issues, blocked_id, actor)
     return new_edge(issues, (), Edge(blocked_id, blocker_id, kind))
 
 
 def judge_removal(issues: Issues, blocked_id: str, blocker_id: str, actor: Actor) -> Edge | None:
     """Return the edge to remove, whatever its kind, or None if there is none."""
-    blocked = own(issues, blocked_id, actor)
+    blocked = require_open_to(issues, blocked_id, actor)
     return next((edge for edge in blocked.edges if edge.on == blocker_id), None)
 
 
 def judge_begin(issues: Issues, issue_id: str) -> BeadsIssue:
     """Return the issue if a worktree may be made for it: all its blockers are closed. The parent may be open."""
-    issue = existing(issues, issue_id)
+    issue = require_issue(issues, issue_id)
     if waiting := waits_for(issues, issues.edges, issue_id):
         raise Fault(refusals.WAITING, f"It waits for {format_ids(waiting)}.")
     return issue
@@ -49,7 +59,7 @@ def judge_concurrent(issues: Issues, edge: Edge) -> None:
 def new_edge(issues: Issues, new_edges: Sequence[Edge], edge: Edge) -> Edge | None:
     """Judge an edge against all issues and the other edges of a new issue (`new_edges`). Returns None if it exists."""
     if edge.on != NEW:
-        existing(issues, edge.on)
+        require_issue(issues, edge.on)
     edges = (*issues.edges, *new_edges)
     kinds = {other.kind for other in edges if other[:2] == edge[:2]}
     if edge.kind in kinds:
@@ -64,11 +74,11 @@ def new_edge(issues: Issues, new_edges: Sequence[Edge], edge: Edge) -> Edge | No
     return edge
 
 
-def tie_new(issues: Issues, new_edges: Sequence[Edge], text: str, actor: Actor) -> Edge | None:
+def judge_new_dependency(issues: Issues, new_edges: Sequence[Edge], text: str, actor: Actor) -> Edge | None:
     """Judge one dependency of a new issue: `text` is ID, TYPE:ID or blocks:ID, as for `bd create --deps`."""
     word, colon, other = text.rpartition(":")
     if word == "blocks" and colon:
-        own(issues, other, actor)
+        require_open_to(issues, other, actor)
         return new_edge(issues, new_edges, Edge(other, NEW, "blocks"))
     kind = "blocks" if not colon or word in {"depends-on", "blocked-by"} else _kind(word)
     return new_edge(issues, new_edges, Edge(NEW, other, kind))

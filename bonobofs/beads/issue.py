@@ -212,12 +212,12 @@ def has_had_worktree(issue: BeadsIssue) -> bool:
     return bool(issue.metadata.get(WORKTREE))
 
 
-def assigned(label: str, identity: str | None) -> dict[str, str]:
+def assignment(label: str, identity: str | None) -> dict[str, str]:
     """Return the metadata for an assignment to `label`. `identity` is its UUID, None if it is no agent."""
     return {ASSIGNEE: label, ASSIGNEE_ID: identity or ""}
 
 
-def existing(issues: Issues, issue_id: str) -> BeadsIssue:
+def require_issue(issues: Issues, issue_id: str) -> BeadsIssue:
     """Return the issue. Raises Fault."""
     issue = issues.get(issue_id)
     if issue is None:
@@ -225,9 +225,9 @@ def existing(issues: Issues, issue_id: str) -> BeadsIssue:
     return issue
 
 
-def own(issues: Issues, issue_id: str, actor: Actor) -> BeadsIssue:
+def require_open_to(issues: Issues, issue_id: str, actor: Actor) -> BeadsIssue:
     """Return the issue if it is assigned to the agent, or unassigned. Raises Fault."""
-    issue = existing(issues, issue_id)
+    issue = require_issue(issues, issue_id)
     if not is_open_to(issue, actor):
         raise Fault(refusals.OWNER, f"{issue.id} is assigned to {issue.assignee}.")
     return issue

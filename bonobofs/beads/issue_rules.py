@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 from bonobofs.beads import refusals
-from bonobofs.beads.dependency_rules import NEW, new_edge, open_children, parents, tie_new, waits_for
+from bonobofs.beads.dependency_rules import NEW, judge_new_dependency, new_edge, open_children, parents, waits_for
 from bonobofs.beads.issue import (
     CLOSED,
     MESSAGE,
@@ -22,10 +22,10 @@ from bonobofs.beads.issue import (
     BeadsIssue,
     Edge,
     Issues,
-    existing,
     is_kept,
     is_made_by,
-    own,
+    require_issue,
+    require_open_to,
 )
 from bonobofs.beads.refusals import LARGEST_TEXT, LONGEST_TITLE, MOST, Fault, format_ids
 from bonobofs.errors import UsageError
@@ -56,7 +56,7 @@ def judge_update(
     issues: Issues, issue_id: str, changes: Mapping[str, Any], actor: Actor, conventions: Conventions
 ) -> IssueChanges | None:
     """Return the changes, or None if there are none. Raises UsageError for a value of the wrong type."""
-    issue = own(issues, issue_id, actor)
+    issue = require_open_to(issues, issue_id, actor)
     values = {SPELLINGS.get(name, name): value for name, value in changes.items() if value is not None}
     check_fields(values.keys() - _FIELDS)
     if values.get("issue_type", issue.issue_type) != issue.issue_type:
@@ -80,7 +80,7 @@ def judge_update(
 
 def judge_close(issues: Issues, issue_id: str, reason: str, actor: Actor) -> BeadsIssue | None:
     """Return the issue to close, or None if it is closed."""
-    issue = own(issues, issue_id, actor)
+    issue = require_open_to(issues, issue_id, actor)
     if issue.is_closed:
         return None
     check_text("reason", reason)
@@ -90,7 +90,7 @@ def judge_close(issues: Issues, issue_id: str, reason: str, actor: Actor) -> Bea
 
 def judge_reopen(issues: Issues, issue_id: str, reason: str, actor: Actor) -> BeadsIssue | None:
     """Return the issue to reopen, or None if it is open."""
-    issue = own(issues, issue_id, actor)
+    issue = require_open_to(issues, issue_id, actor)
     if issue.status == OPEN:
         return None
     if not issue.is_closed:
@@ -227,7 +227,7 @@ def judge_create(issues: Issues, request: IssueRequest, actor: Actor) -> tuple[E
         new_edge(issues, tied, edge)
         tied.append(edge)
     for text in request.dependencies:
-        dependency = tie_new(issues, tied, text, actor)
+        dependency = judge_new_dependency(issues, tied, text, actor)
         if dependency is not None:
             tied.append(dependency)
     return tuple(tied[1:] if request.parent else tied)
@@ -240,7 +240,7 @@ def _check_human(assignee: str, conventions: Conventions) -> None:
 
 def judge_comment(issues: Issues, issue_id: str, text: str) -> BeadsIssue:
     """Return the issue to comment on. It may be assigned to any agent."""
-    issue = existing(issues, issue_id)
+    issue = require_issue(issues, issue_id)
     if not text.strip():
         raise Fault(refusals.TEXT)
     check_text("comment", text)

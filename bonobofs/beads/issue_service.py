@@ -20,7 +20,7 @@ from bonobofs.beads import dependency_rules, issue_rules
 from bonobofs.beads.bd_client import BdClient, IssueStore, Stored, find_beads
 from bonobofs.beads.bd_command_line import Step
 from bonobofs.beads.dependency_rules import NEW
-from bonobofs.beads.issue import CREATOR_ID, WORKTREE, Actor, BeadsIssue, Edge, Issues, NewIssue, assigned
+from bonobofs.beads.issue import CREATOR_ID, WORKTREE, Actor, BeadsIssue, Edge, Issues, NewIssue, assignment
 from bonobofs.beads.issue_rules import EPIC, IssueChanges, IssueRequest, parse_priority, require_text
 from bonobofs.beads.refusals import Fault
 from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
@@ -247,7 +247,7 @@ class IssueService:
         try:
             call.check()
             with self.beads.locked_client() as client:
-                yield client, caller, call.judge(client.everything())
+                yield client, caller, call.judge(client.all_issues())
         except Fault as fault:
             raise self._deny(_denied(fault, call.operation), caller) from None
         except Exception as error:
@@ -277,7 +277,7 @@ class IssueService:
     def _store_new(self, request: IssueRequest, change: IssueChange, edges: tuple[Edge, ...]) -> BeadsIssue:
         metadata = {CREATOR_ID: self._actor.id}
         if request.assignee:
-            metadata |= assigned(request.assignee, self._identity_of(request.assignee))
+            metadata |= assignment(request.assignee, self._identity_of(request.assignee))
         created = change.client.create_issue(
             NewIssue(
                 request.title,
@@ -307,7 +307,7 @@ class IssueService:
     def _store_changes(self, issue_id: str, change: IssueChange, changes: IssueChanges) -> BeadsIssue:
         fields: dict[str, Any] = {**changes.fields}
         if "assignee" in fields:
-            fields["metadata"] = assigned(fields["assignee"], self._identity_of(fields["assignee"]))
+            fields["metadata"] = assignment(fields["assignee"], self._identity_of(fields["assignee"]))
         issue = change.client.issue(issue_id)
         if fields or changes.add_labels or changes.remove_labels:
             fields |= {"add_labels": changes.add_labels, "remove_labels": changes.remove_labels}

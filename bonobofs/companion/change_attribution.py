@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import AuditEntry, touched_paths
 from bonobofs.audit.reader import entries_of, paths_of, with_renames
-from bonobofs.audit.temp_cleanup import by_way_of
+from bonobofs.audit.temp_cleanup import declared_temporary
 from bonobofs.audit.trail_storage import open_trail, stat_trail
 from bonobofs.beads.bd_runner import is_held, lock_path
 from bonobofs.errors import GitError
@@ -309,5 +309,5 @@ class _OtherTrails:
 
 def _paths(entry: AuditEntry) -> list[str]:
     """Return every path that an intent names."""
-    temporary = by_way_of(entry.path, entry.details)
+    temporary = declared_temporary(entry.path, entry.details)
     return [*paths_of(entry), *([temporary] if temporary is not None else []), *touched_paths(entry.details)]

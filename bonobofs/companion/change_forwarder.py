@@ -129,7 +129,7 @@ class ChangeForwarder:
                 self._set_gap(self._watcher.gap, now)
             if changes.lost:
                 self._channel.send(MessageKind.CHANGES_LOST)
-                self._watcher.begin_anew()
+                self._watcher.restart()
                 # Until then, new directories were not watched.
                 self._channel.send(MessageKind.CHANGES_LOST)
         except UnwatchableError as error:

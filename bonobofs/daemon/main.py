@@ -21,7 +21,7 @@ from bonobofs.daemon.reservation_mirror import LeaseExpiryJob, ReservationJob
 from bonobofs.errors import BonobofsError, StateError, reason
 from bonobofs.session.launcher import ROOT, RUN
 from bonobofs.state.home import home, read_document, write_document
-from bonobofs.system.locks import locked, never
+from bonobofs.system.locks import locked, try_once
 from bonobofs.system.processes import is_alive, send, start_time, wait_for_end
 from bonobofs.system.terminal import escape
 
@@ -45,7 +45,7 @@ def daemon_lock(home: Path) -> Iterator[Callable[[], bool]]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            handle = stack.enter_context(locked(home / _LOCK, retry=never))
+            handle = stack.enter_context(locked(home / _LOCK, retry=try_once))
         except BlockingIOError:
             other = running(home)
             which = f", pid {other.pid}" if other is not None else ""

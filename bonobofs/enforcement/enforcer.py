@@ -519,4 +519,4 @@ class Enforcer:
         if leases is None or not leases.matcher:
             return "none"
         parts = path.split("/")
-        return "own" if leases.owns(parts) else lock_of(leases.against(parts))
+        return "own" if leases.owns(parts) else lock_of(leases.held_by_other(parts))

@@ -154,7 +154,6 @@ class Init(enum.IntFlag):
     DONT_MASK = 1 << 6
     AUTO_INVAL_DATA = 1 << 12
     DO_READDIRPLUS = 1 << 13
-    READDIRPLUS_AUTO = 1 << 14
     ASYNC_DIO = 1 << 15
     NO_OPEN_SUPPORT = 1 << 17
     PARALLEL_DIROPS = 1 << 18

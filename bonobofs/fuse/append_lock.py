@@ -26,7 +26,7 @@ _GRACE: Final = 10_000
 PAGE: Final = mmap.PAGESIZE
 
 
-def may_be_half(offset: int, size: int) -> bool:
+def may_be_partial(offset: int, size: int) -> bool:
     """Whether this append may be the first half of one that the kernel has split."""
     return (offset + size) % PAGE == 0 and offset % PAGE != 0
 

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from bonobofs.audit import recovery, temp_cleanup
 from bonobofs.audit.entry import INODE, TOUCHES
 from bonobofs.audit.recovery import SourceDifference
-from bonobofs.audit.temp_cleanup import Stray, by_way_of
+from bonobofs.audit.temp_cleanup import Stray, declared_temporary
 from bonobofs.audit.writer import Trail
 from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
 from bonobofs.errors import PolicyError, TrailError
@@ -237,7 +237,7 @@ class RemoteAuthorization:
 
     def _track(self, admission: Admission, changes: list[RelatedChange], details: Document) -> _InFlight:
         paths = [*(change.request.path for change in changes), *details.get(TOUCHES, ())]
-        temporary, stray = by_way_of(changes[0].request.path, details), None
+        temporary, stray = declared_temporary(changes[0].request.path, details), None
         if temporary is not None:
             paths.append(temporary)
             stray = Stray(temporary, self._session, admission.seq, details.get(INODE))

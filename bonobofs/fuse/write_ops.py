@@ -13,7 +13,7 @@ from bonobofs.enforcement.write_batches import WriteBatch
 from bonobofs.errors import ProtocolError, os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
-from bonobofs.fuse.append_lock import may_be_half
+from bonobofs.fuse.append_lock import may_be_partial
 from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.fd_cache import R, W, duplicates, stale
 from bonobofs.fuse.git_grants import GrantOps
@@ -57,7 +57,7 @@ class WriteOps:
         appends = flags & os.O_APPEND
         lock = self._mount.append_lock if appends and node.layer is Layer.SOURCE else None
         if lock is not None:
-            lock.acquire(node.ino, half=may_be_half(offset, size))
+            lock.acquire(node.ino, half=may_be_partial(offset, size))
         st = os.fstat(fd)
         self._mount.check_external(node, st)
         # The kernel appends at the size that it knows. Another program may have appended since.

@@ -110,7 +110,7 @@ class _Operation:
         self.caller = caller
         self.rules: Final = rules_of(session.guard.policy.document)
 
-    def demand(self, refusal: RuleRefusal | Denied | None, path: str = "", **details: Any) -> None:
+    def refuse_if(self, refusal: RuleRefusal | Denied | None, path: str = "", **details: Any) -> None:
         """Record the refusal and raise Refused, unless it is None."""
         if refusal is not None:
             denied = refusal if isinstance(refusal, Denied) else refusal.of(self.request.operation, path)
@@ -118,37 +118,37 @@ class _Operation:
             with self.session.change_lock:
                 raise self.session.guard.deny(denied, caller, guard="git")
 
-    def demand_part(self, part: RelatedChange, *codes: Code) -> None:
+    def require_permit(self, part: RelatedChange, *codes: Code) -> None:
         """Record and raise the engine's denial of `part`. With `codes`, ignore denials with other codes."""
         with self.session.change_lock:
             decision = self.session.guard.decide(part.request, part.context)
         if isinstance(decision, Denied) and (not codes or decision.code in codes):
-            self.demand(decision)
+            self.refuse_if(decision)
 
-    def demand_clean(self) -> None:
+    def require_clean(self) -> None:
         """Raise Refused if a tracked file has uncommitted changes."""
         paths = sorted({path for _, path in self.checkout.status(untracked=False)})
         if paths:
-            self.demand(branch_rules.CLEAN, paths=paths[:_LISTED])
+            self.refuse_if(branch_rules.CLEAN, paths=paths[:_LISTED])
 
-    def demand_here(self, branch: str) -> None:
+    def require_free_branch(self, branch: str) -> None:
         """Raise Refused if another worktree has the branch checked out."""
         checkout = self.checkout
         if is_checked_out_elsewhere(checkout.source, checkout.repository.common_dir, BRANCHES + branch):
-            self.demand(branch_rules.CHECKED_OUT)
+            self.refuse_if(branch_rules.CHECKED_OUT)
 
     def update(self, old: str, new: str) -> TreeUpdate:
         """Return the update of the checkout to another commit. Raises Refused for local changes and git filters."""
-        self.demand_clean()
+        self.require_clean()
         try:
             update = TreeUpdate(self.checkout, old, new)
         except GitError as error:
             if error.kind == "untracked":
-                self.demand(branch_rules.CLEAN, message=str(error))
+                self.refuse_if(branch_rules.CLEAN, message=str(error))
             raise
         paths = [workspace_path(one.path) for one in update.differences]
         for path in (*self.checkout.filtered(paths), *self.checkout.filtered(paths, new)):
-            self.demand(_FILTER, path)
+            self.refuse_if(_FILTER, path)
         return update
 
     def commit_of(self, branch: str, refusal: RuleRefusal) -> str:
@@ -157,10 +157,10 @@ class _Operation:
             # libgit2 would truncate the name at a NUL.
             found = self.checkout.repository.target(BRANCHES + branch) if branch.isprintable() else ""
         except GitError:
-            self.demand(branch_rules.SYMBOLIC)
+            self.refuse_if(branch_rules.SYMBOLIC)
             raise
         if not found:
-            self.demand(refusal)
+            self.refuse_if(refusal)
         return found
 
     def publish(
@@ -273,10 +273,10 @@ class GitGuard(Closing):
         """Make a branch at the tip of the branch `base`, and return its name. Raises Refused, GitError."""
         caller = Caller("create_branch", {"branch": branch_name, "base": base})
         with self._operation(agent, Operation.CREATE_BRANCH, caller) as call:
-            call.demand(branch_rules.new_branch(call.rules, branch_name))
+            call.refuse_if(branch_rules.new_branch(call.rules, branch_name))
             start = call.commit_of(base, branch_rules.BASE)
             if _clashes(call.checkout, branch_name):
-                call.demand(branch_rules.EXISTS)
+                call.refuse_if(branch_rules.EXISTS)
             call.publish(branch_name, "", start, self._issue)
         return branch_name
 
@@ -287,7 +287,7 @@ class GitGuard(Closing):
         caller = Caller("checkout_branch", {"branch": branch_name})
         with self._operation(agent, Operation.CHECKOUT_BRANCH, caller) as call:
             commit = call.commit_of(branch_name, branch_rules.BRANCH)
-            call.demand_here(branch_name)
+            call.require_free_branch(branch_name)
             old = call.checkout.head
             update = call.update(old.commit, commit)
             details = {"from": old.branch or old.commit, "hash": commit, TOUCHES: [".git/", *touched(update)]}
@@ -319,12 +319,12 @@ class GitGuard(Closing):
             if not head.branch:
                 raise GitError("HEAD is detached; check out a branch first", kind="detached")
             if call.rules.protects(head.branch):
-                call.demand(branch_rules.protected(call.rules))
+                call.refuse_if(branch_rules.protected(call.rules))
             text = branch_rules.message(call.rules, call.checkout.tidied(message), issue)
             if self._issue is not None and issue_id not in ("", self._issue):
                 text = branch_rules.bad_message(call.rules, "names the issue that it is for, and no other")
             if isinstance(text, RuleRefusal):
-                call.demand(text)
+                call.refuse_if(text)
             self._check_files(call, paths)
             tree = _tree_with(call.checkout, paths)
             if tree == call.checkout.tree_of(head.commit):
@@ -344,12 +344,12 @@ class GitGuard(Closing):
         caller = Caller("merge", {"source": source, "target": target, "strategy": strategy})
         with self._operation(agent, Operation.MERGE, caller) as call:
             if strategy not in ("merge", "squash"):
-                call.demand(branch_rules.STRATEGY)
+                call.refuse_if(branch_rules.STRATEGY)
             if call.rules.protects(target):
-                call.demand(branch_rules.protected(call.rules))
+                call.refuse_if(branch_rules.protected(call.rules))
             theirs = call.commit_of(source, branch_rules.BRANCH)
             ours = call.commit_of(target, branch_rules.BRANCH)
-            call.demand_here(target)
+            call.require_free_branch(target)
             repository = call.checkout.repository
             if repository.reaches(ours, theirs):
                 self._note(call, up_to_date=True)
@@ -383,7 +383,7 @@ class GitGuard(Closing):
         found = _ISSUE.match(last.decode("utf-8", "replace"))
         text = branch_rules.message(call.rules, plain, self._issue or (found[1] if found is not None else None))
         if isinstance(text, RuleRefusal):
-            call.demand(text if strategy == "squash" else None)
+            call.refuse_if(text if strategy == "squash" else None)
             return plain
         return text
 
@@ -432,7 +432,7 @@ class GitGuard(Closing):
         tips = repository.protected_tips(call.rules)
         judged = [one for one in update.differences if all(repository.entry(tip, one.path) != one.new for tip in tips)]
         changes = TreeChanges(repository, call.request.operation)
-        call.demand(changes.refusal(judged))
+        call.refuse_if(changes.refusal(judged))
         return list(changes.related(judged, old))
 
     def _check_files(self, call: _Operation, paths: Sequence[WorkspacePath]) -> None:
@@ -441,11 +441,11 @@ class GitGuard(Closing):
         Raises Refused; GitError if a path is a directory, is beyond a symlink, or is neither present nor tracked.
         """
         for path in paths:
-            call.demand_part(RelatedChange(Request(Operation.WRITE_FILE, path)), Code.OUTSIDE, Code.PROTECTED)
+            call.require_permit(RelatedChange(Request(Operation.WRITE_FILE, path)), Code.OUTSIDE, Code.PROTECTED)
             if is_refused_path(os.fsencode(path)):
-                call.demand(branch_rules.NOT_OURS, path)
+                call.refuse_if(branch_rules.NOT_OURS, path)
         for filtered in call.checkout.filtered(paths):
-            call.demand(_FILTER, filtered)
+            call.refuse_if(_FILTER, filtered)
         tracked = call.checkout.tracked()
         for path in paths:
             try:
@@ -454,17 +454,19 @@ class GitGuard(Closing):
                 kind, size, real = None, 0, path
             else:
                 if location is None:
-                    call.demand(leads_outside(path, Operation.WRITE_FILE))
+                    call.refuse_if(leads_outside(path, Operation.WRITE_FILE))
                     continue
                 with location:
                     kind = None if location.status is None else location.kind
                     size, real = 0 if location.status is None else location.status.st_size, location.path
             if kind is None:
-                call.demand_part(
+                call.require_permit(
                     RelatedChange(Request(Operation.DELETE_FILE, path), Context(leaves=True, in_source=True))
                 )
             elif kind is Kind.FILE:
-                call.demand_part(RelatedChange(Request(Operation.WRITE_FILE, path), Context(size=size, in_source=True)))
+                call.require_permit(
+                    RelatedChange(Request(Operation.WRITE_FILE, path), Context(size=size, in_source=True))
+                )
             is_missing = kind is None and path not in tracked
             if real != path or is_missing or kind not in (None, Kind.FILE, Kind.SYMLINK):
                 raise GitError(f"{path!a} did not match any file", kind="pathspec", paths=(path,))

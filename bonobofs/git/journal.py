@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 from bonobofs.git.source_refs import read_head, read_ref
-from bonobofs.system.locks import lock, never
+from bonobofs.system.locks import lock, try_once
 
 JOURNAL: Final = "journal.json"
 HEAD: Final = "HEAD"
@@ -49,7 +49,7 @@ class Journal:
         self.token: Final = uuid.uuid4().hex
         """Part of the name of every temporary file."""
         self._file: Final[IO[str]] = file.open("a+", encoding="utf-8")
-        lock(self._file.fileno(), retry=never)
+        lock(self._file.fileno(), retry=try_once)
         self._begun: Final[list[list[list[Any]]]] = []
         self._since = 0.0
 
@@ -111,7 +111,7 @@ def recover(file: Path) -> list[Leftover]:
     except FileNotFoundError:
         return []
     with stream:
-        lock(stream.fileno(), retry=never)
+        lock(stream.fileno(), retry=try_once)
         try:
             document = json.loads(stream.read())
         except ValueError:  # the writer was killed before its first change or after its end

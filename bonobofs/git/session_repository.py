@@ -26,7 +26,7 @@ from bonobofs.git.source_refs import GitDirs, find_git_dirs, run_git
 from bonobofs.state import scratch_dir
 from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import Session, lives, read_all
-from bonobofs.system.locks import lock, never
+from bonobofs.system.locks import lock, try_once
 from bonobofs.system.paths import remove_tree
 
 CLIENT: Final = Path(__file__).resolve().parent / "publish_client.py"
@@ -372,7 +372,7 @@ def keep_ended(home: Path) -> list[Kept]:
             continue
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            lock(fd, retry=never)
+            lock(fd, retry=try_once)
             if (directory / scratch_dir.REPOSITORY).exists():
                 kept = _kept(home, session, directory / scratch_dir.REPOSITORY)
                 found += [kept] if kept is not None else []

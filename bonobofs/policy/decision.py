@@ -6,10 +6,10 @@ import enum
 import errno
 from typing import Any, ClassVar, Final, NamedTuple
 
-from bonobofs.policy.request import Operation, WorkspacePath, at_hand
+from bonobofs.policy.request import Operation, WorkspacePath, with_plain_members
 
 
-@at_hand
+@with_plain_members
 class Code(enum.StrEnum):
     """The reason of a denial. The values are an interface; SECURITY.md lists them."""
 
@@ -36,7 +36,7 @@ class Code(enum.StrEnum):
     NETWORK = "NETWORK"
 
 
-@at_hand
+@with_plain_members
 class Layer(enum.StrEnum):
     """The layer that gets the bytes of a permitted change."""
 

@@ -142,7 +142,7 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
             return result
         elif policy.leases is not None and not policy.leases.known:
             refusal = denials.LEASES_UNKNOWN
-        elif policy.leases is not None and (holding := policy.leases.against(components)) is not None:
+        elif policy.leases is not None and (holding := policy.leases.held_by_other(components)) is not None:
             return Denied(*denials.LEASED, path, operation, holding)
         elif policy.asks:
             return _by_answer(policy, request, components, result, leaves=leaves)
@@ -219,7 +219,7 @@ def decide_published(policy: Policy, request: Request) -> Decision:
     leases = policy.leases
     if leases is not None and not leases.known:
         return Denied(*denials.LEASES_UNKNOWN, request.path, request.operation)
-    holding = None if leases is None else leases.against(request.path.split("/"))
+    holding = None if leases is None else leases.held_by_other(request.path.split("/"))
     if holding is not None:
         return Denied(*denials.LEASED, request.path, request.operation, holding)
     return Permit(denials.PUBLISHED)

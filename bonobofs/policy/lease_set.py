@@ -30,7 +30,7 @@ class LeaseSet:
     matcher: Matcher[LeaseMatch]
     known: bool = True
 
-    def against(self, components: Sequence[str]) -> Holding | None:
+    def held_by_other(self, components: Sequence[str]) -> Holding | None:
         """Return the lease of another holder that denies this session a path, or None."""
         others, own = [], False
         for one in self.matcher.find(components):

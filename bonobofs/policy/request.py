@@ -15,7 +15,7 @@ Names that are not UTF-8 are decoded with surrogateescape (`os.fsdecode`).
 _E = TypeVar("_E", bound=enum.Enum)
 
 
-def at_hand(kinds: type[_E]) -> type[_E]:
+def with_plain_members(kinds: type[_E]) -> type[_E]:
     """Return the Enum with its members as plain attributes.
 
     Python 3.11 looks up each member through a property in 0.13 us, and one change looks up about thirty members.
@@ -29,7 +29,7 @@ HEAD_BYTES: Final = 8
 """Number of first bytes that decide whether the content of a file is executable."""
 
 
-@at_hand
+@with_plain_members
 class Operation(enum.StrEnum):
     """The operations of the engine, of `--op` and of trails."""
 
@@ -91,7 +91,7 @@ class Operation(enum.StrEnum):
     """A connection out of the sandbox. Its path is "", its `Context.endpoint` the destination."""
 
 
-@at_hand
+@with_plain_members
 class Kind(enum.Enum):
     """Kind of the file at the path, or of the file that will be there after the change."""
 

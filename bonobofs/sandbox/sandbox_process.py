@@ -174,9 +174,9 @@ class SandboxProcess:
 
     def _failure(self) -> MountError:
         self._process.wait()
-        return MountError(f"the sandbox cannot start: {self._last_words()}; run bonobofs doctor")
+        return MountError(f"the sandbox cannot start: {self._error_output()}; run bonobofs doctor")
 
-    def _last_words(self) -> str:
+    def _error_output(self) -> str:
         os.set_blocking(self._errors, False)
         with contextlib.suppress(BlockingIOError):
             return os.fsdecode(os.read(self._errors, 4096)).strip() or "bubblewrap ended without a message"
@@ -204,7 +204,7 @@ class SandboxProcess:
                 self.command_pid = int(text.split()[0])
             # Without a child the first process ends: the command has ended, or bubblewrap failed before it.
             ended = not self.command_pid and select.select([self.exit_fd], [], [], _SECONDS_TO_START)[0]
-            if ended and (words := self._last_words()).startswith("bwrap:"):
+            if ended and (words := self._error_output()).startswith("bwrap:"):
                 said = f"125 {words}"
         return said
 

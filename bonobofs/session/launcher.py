@@ -89,9 +89,9 @@ class ServerStart:
             return f"the server did not start in {SECONDS_TO_START:.0f} s; run bonobofs doctor"
         if said == "ready":
             return ""
-        return said.removeprefix("error: ") or self._last_words() or "the server ended at once; run bonobofs doctor"
+        return said.removeprefix("error: ") or self._error_output() or "the server ended at once; run bonobofs doctor"
 
-    def _last_words(self) -> str:
+    def _error_output(self) -> str:
         lines = os.fsdecode(self._log.read_bytes()).strip().splitlines()
         return lines[-1] if lines else ""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bonobofs.agent_mail.courier import CourierCursors, TrailCursor
-from bonobofs.agent_mail.letter import compare, posted
+from bonobofs.agent_mail.letter import compare, parse_subject
 from bonobofs.agent_mail.mail_client import Address, Mailbox, MailServer
 from bonobofs.audit.tombstones import tombstones
 from bonobofs.audit.verify import Finding
@@ -105,7 +105,7 @@ def ask_witnesses(home: Path) -> WitnessReport:
         letter
         for settings in witnesses.values()
         for sent in open_mailbox(home, settings).sent()
-        if (letter := posted(sent.subject)) is not None and letter.home == mine[:8]
+        if (letter := parse_subject(sent.subject)) is not None and letter.home == mine[:8]
     ]
     known = {letter.session for letter in letters}
     unknown = [session for session, settings in named.items() if settings is not None and session not in known]

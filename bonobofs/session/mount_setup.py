@@ -164,7 +164,7 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
     inside = inside_directory(home, session.session)
     agent_shell.make_programs(inside, home)
     if guest is not None:
-        let_inside(home, inside, guest)
+        permit_directory(home, inside, guest)
     if ignored := note_on_audit(home, policy.file, policy.document):
         notes += (f"{ignored}.",)
     notes += _note_role(session.role, policy.compiled) + _note_crash(differences)
@@ -204,7 +204,7 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
         keep_scratch=request.keep_scratch,
         observe=request.observe,
         out_of_band=differences,
-        strays=temp_cleanup.left_in(home, source),
+        strays=temp_cleanup.strays_of(home, source),
     )
     return registered, config, earlier, notes
 
@@ -412,7 +412,7 @@ def admit_guest(home: Path, guest: Guest) -> None:
         )
 
 
-def let_inside(home: Path, inside: Path, guest: Guest) -> None:
+def permit_directory(home: Path, inside: Path, guest: Guest) -> None:
     """Let the guest read `inside` and its programs, and search the session's directory above it."""
     _close_to_others(home)
     _allow(inside.parent, guest, _SEARCH)

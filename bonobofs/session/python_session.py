@@ -152,7 +152,7 @@ def open_session(
 def _tidy(state: Path, root: Path, trail: Trail) -> None:
     directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        temp_cleanup.remove(directory, trail, temp_cleanup.left_in(state, root))
+        temp_cleanup.remove(directory, trail, temp_cleanup.strays_of(state, root))
     finally:
         os.close(directory)
 

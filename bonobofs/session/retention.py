@@ -16,13 +16,21 @@ from bonobofs.audit.entry import ZERO, instant
 from bonobofs.audit.index import AuditIndex, Progress
 from bonobofs.audit.reader import is_closed, last, read, since, trails_in
 from bonobofs.audit.report import SessionFacts
-from bonobofs.audit.tombstones import PRUNED, Tombstone, appending, bury, record_head, record_path, tombstones
+from bonobofs.audit.tombstones import (
+    PRUNED,
+    Tombstone,
+    append_tombstone,
+    open_record,
+    record_head,
+    record_path,
+    tombstones,
+)
 from bonobofs.audit.trail_storage import compress, remove, stat_trail
 from bonobofs.audit.verify import TrailReport, read_head, verify_trail
 from bonobofs.errors import StateError, TrailError, reason
 from bonobofs.state.home import head_path, home_id, read_document, session_directory, trail_path
 from bonobofs.state.sessions import lives, load, read_all
-from bonobofs.system.locks import locked, locked_if_free, never
+from bonobofs.system.locks import locked, locked_if_free, try_once
 
 AT_ONCE: Final = 2 * 1024 * 1024
 """Maximum bytes that a mount or umount compresses, in about 0.1 s. The daemon and `audit prune` compress the rest."""
@@ -36,7 +44,7 @@ def compress_ended(home: Path, most: int | None = AT_ONCE, may_continue: Conditi
 
     If another process holds the lock, do nothing.
     """
-    with locked_if_free(home / _LOCK, retry=never) as is_ours:
+    with locked_if_free(home / _LOCK, retry=try_once) as is_ours:
         return _compress_ended(home, most, may_continue) if is_ours else []
 
 
@@ -102,9 +110,9 @@ def prune(
             _finish(home)
         pruning = _due(home, bounds, oldest, may_continue)._replace(failures=failures)
         if pruning.pruned and not dry_run:
-            with appending(home, getpass.getuser()) as record:
+            with open_record(home, getpass.getuser()) as record:
                 for tombstone in pruning.pruned:
-                    bury(record, tombstone)
+                    append_tombstone(record, tombstone)
                     _remove(home, tombstone.session)
         return pruning
 

@@ -37,7 +37,7 @@ from bonobofs.session.unmount import unmount_session
 from bonobofs.state.home import inside_directory, session_directory
 from bonobofs.state.sessions import live_at
 from bonobofs.system import mounts, syscalls
-from bonobofs.system.locks import locked_if_free, never
+from bonobofs.system.locks import locked_if_free, try_once
 from bonobofs.system.paths import is_within
 from bonobofs.system.processes import is_stopped
 
@@ -248,7 +248,7 @@ def _lock_kept_home(view: View, agent: str) -> Iterator[None]:
 
     MountError: another run holds the lock. UsageError: the agent replaced a directory on the way to such a path.
     """
-    with locked_if_free(f"{view.kept_home}.lock", retry=never) as is_locked:
+    with locked_if_free(f"{view.kept_home}.lock", retry=try_once) as is_locked:
         if not is_locked:
             raise MountError(
                 f"another run uses the kept home of {agent}; wait until it ends, or name another agent: --agent"

@@ -231,7 +231,7 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))[:_LONGEST_REASON]
 
 
-class _LateError(Exception):
+class _TimeLimitError(Exception):
     """The comparison takes longer than the transaction may."""
 
 
@@ -252,7 +252,7 @@ class _Compared:
             if self._may_meet(lease):
                 for mine, theirs in itertools.product(self._request.patterns, lease.patterns):
                     if time.monotonic() > deadline:
-                        raise _LateError
+                        raise _TimeLimitError
                     if self._overlap(mine, theirs):
                         return Conflict(lease, mine, theirs)
             self._compatible.add(lease.id)
@@ -281,7 +281,7 @@ def grant_without_conflict(
         with database.change() as connection:
             try:
                 conflict = compared.first_conflict(living(connection), time.monotonic() + _SECONDS_ALONE)
-            except _LateError:
+            except _TimeLimitError:
                 continue
             return grant(connection) if conflict is None else conflict
 

@@ -237,7 +237,7 @@ def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgrade
         connection.rollback()
         if before > after:
             check_version(database.name, before, is_interrupted=False)
-        _mend(connection, database, before)
+        _repair(connection, database, before)
         if before == after:
             return UpgradeResult(before, after, None)
         _refuse_while_live(database, connection)
@@ -245,7 +245,7 @@ def upgrade(database: Database, scripts: Sequence[Path] = MIGRATIONS) -> Upgrade
         try:
             _migrate(connection, scripts)
         except Exception as error:
-            how = "restored from" if _put_back(connection, database, made) else "and it has a backup,"
+            how = "restored from" if _restore_backup(connection, database, made) else "and it has a backup,"
             raise StateError(
                 f"the migration to {after} failed: {driver_text(error)}; "
                 f"the database is as it was at {before}, {how} {made}"
@@ -327,7 +327,7 @@ def _live(database: Database, connection: Connection) -> list[str]:
     return here + [f"{one.agent} on {one.host}" for one in heartbeats.living(connection) if one.home != mine]
 
 
-def _put_back(connection: Connection, database: Database, backup: Path) -> bool:
+def _restore_backup(connection: Connection, database: Database, backup: Path) -> bool:
     """Restore the backup if the rollback left part of the migration. Return True if it did."""
     if not _is_marked(connection):
         return False
@@ -340,7 +340,7 @@ def _put_back(connection: Connection, database: Database, backup: Path) -> bool:
     return True
 
 
-def _mend(connection: Connection, database: Database, revision: str) -> None:
+def _repair(connection: Connection, database: Database, revision: str) -> None:
     """Restore the backup of a migration that was killed. StateError: this state directory does not have the backup."""
     if not _is_marked(connection):
         return
@@ -350,7 +350,7 @@ def _mend(connection: Connection, database: Database, revision: str) -> None:
             f"a migration of {database.name} was interrupted, and its backup is not in {database.home / 'backups'}; "
             "run bonobofs db upgrade on the host that started it"
         )
-    _put_back(connection, database, made[-1])
+    _restore_backup(connection, database, made[-1])
 
 
 def _is_marked(connection: Connection) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import lives, read_all
-from bonobofs.system.locks import lock, never
+from bonobofs.system.locks import lock, try_once
 from bonobofs.system.paths import remove_tree
 
 NAME = "scratch"
@@ -43,7 +43,7 @@ def remove(directory: Path) -> None:
     at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(BlockingIOError):
-            lock(at, retry=never)
+            lock(at, retry=try_once)
             for layer in (NAME, KEPT):
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(directory / layer / ".git", directory / REPOSITORY)

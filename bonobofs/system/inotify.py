@@ -211,7 +211,7 @@ class Watcher:
         more = f" and {len(self._gaps) - _MOST_SHOWN} more" if len(self._gaps) > _MOST_SHOWN else ""
         return f"{len(self._by_wd)} directories are watched, and not all below {named}{more}: {self._reason}"
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Discard the queue and all watches, and watch the whole tree again. UnwatchableError."""
         old = self._queue
         self._begin()

@@ -15,7 +15,7 @@ _LONGEST: Final = 0.05
 """Seconds between two tries."""
 
 
-def never() -> bool:
+def try_once() -> bool:
     """Pass as `retry`: try once."""
     return False
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bonobofs.agent_mail.courier import Courier, CourierCursors, Pace, TrailCursor
-from bonobofs.agent_mail.letter import MOST_CHARACTERS, MOST_ENTRIES, Letter, Posted, compare, posted
+from bonobofs.agent_mail.letter import MOST_CHARACTERS, MOST_ENTRIES, Letter, Posted, compare, parse_subject
 from bonobofs.agent_mail.mail_client import Address, Mailbox, MailServer
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.writer import Trail, TrailIdentity
@@ -84,8 +84,8 @@ class Desk:
     def run(self, courier: Courier) -> int:
         return courier.run({path.stem: path for path in sorted(self.trails.glob("*.jsonl"))})
 
-    def posted(self) -> list[Posted]:
-        found = [posted(sent.subject) for sent in self.mailbox().sent()]
+    def parse_subject(self) -> list[Posted]:
+        found = [parse_subject(sent.subject) for sent in self.mailbox().sent()]
         return [one for one in found if one is not None]
 
 
@@ -117,7 +117,7 @@ def ranges(letters: list[Posted]) -> list[tuple[int, int]]:
 
 def assert_each_entry_once(desk: Desk, trail: Trail) -> None:
     """The letters of a trail follow one another without a gap or an overlap, to its end."""
-    ours = ranges([one for one in desk.posted() if one.session == trail.identity.session])
+    ours = ranges([one for one in desk.parse_subject() if one.session == trail.identity.session])
     assert [first for first, _ in ours] == [1, *(last + 1 for _, last in ours[:-1])]
     assert ours[-1][1] == trail.head[0]
 
@@ -145,7 +145,7 @@ def test_entries_are_sent_once_and_in_order(desk: Desk) -> None:
     assert desk.run(desk.courier()) == 1
     for trail in (one, two):
         assert_each_entry_once(desk, trail)
-    letter = next(one for one in desk.posted() if one.first == 5)
+    letter = next(one for one in desk.parse_subject() if one.first == 5)
     assert one.head[1].startswith(letter.hash)
     assert letter.home == HOME[:8]
 
@@ -158,7 +158,7 @@ def test_a_denial_is_sent_at_once_and_other_entries_in_a_digest(desk: Desk) -> N
     assert desk.run(courier) == 0
     trail.denial(DENIED, "create")
     assert desk.run(courier) == 1
-    assert ranges(desk.posted()) == [(1, 3)]
+    assert ranges(desk.parse_subject()) == [(1, 3)]
     change(trail, "b")
     trail.alert("three denials")
     assert desk.run(courier) == 1
@@ -309,7 +309,7 @@ def test_the_letters_reveal_a_rewritten_trail(desk: Desk) -> None:
     for trail in (kept, rewritten, cut, gone):
         change(trail, "a", "b")
     desk.run(desk.courier())
-    assert list(compare(desk.posted(), desk.trails, HOME)) == []
+    assert list(compare(desk.parse_subject(), desk.trails, HOME)) == []
     for trail in (rewritten, cut):
         trail.path.unlink()
         trail.path.with_suffix(".head").unlink()
@@ -317,12 +317,12 @@ def test_the_letters_reveal_a_rewritten_trail(desk: Desk) -> None:
         change(anew, *("x", "b")[: 2 if trail is rewritten else 1])
         anew.close()
     gone.path.unlink()
-    found = {one.session: one for one in compare(desk.posted(), desk.trails, HOME)}
+    found = {one.session: one for one in compare(desk.parse_subject(), desk.trails, HOME)}
     assert set(found) == {trail.identity.session for trail in (rewritten, cut, gone)}
     assert "the trail was rewritten" in found[rewritten.identity.session].message
     assert "entry 4 is missing" in found[cut.identity.session].message
     assert "is missing: the witness has its entries" in found[gone.identity.session].message
-    assert list(compare(desk.posted(), desk.trails, str(uuid.uuid4()))) == []
+    assert list(compare(desk.parse_subject(), desk.trails, str(uuid.uuid4()))) == []
 
 
 def test_a_trail_changed_during_sending_is_reported(far_desk: Desk) -> None:
@@ -356,15 +356,15 @@ def test_a_refused_letter_is_shortened_and_delays_no_other_trail(far_desk: Desk,
     courier = far_desk.courier()
     with pytest.raises(MailError, match="answers 413"):
         far_desk.run(courier)
-    assert {one.session for one in far_desk.posted()} == {short.identity.session}
+    assert {one.session for one in far_desk.parse_subject()} == {short.identity.session}
     original.largest = 2**62
     while far_desk.run(courier):
         pass
     assert_each_entry_once(far_desk, long)
-    assert 600 // 8 in [one.last for one in far_desk.posted()]
+    assert 600 // 8 in [one.last for one in far_desk.parse_subject()]
     original.largest = 2_000
     change(long, *("y" * 200 for _ in range(20)))
-    while len([one for one in far_desk.posted() if one.last == 640]) == 0:
+    while len([one for one in far_desk.parse_subject() if one.last == 640]) == 0:
         with contextlib.suppress(MailError):
             far_desk.run(courier)
     assert_each_entry_once(far_desk, long)
@@ -394,7 +394,7 @@ def test_an_agent_with_endless_denials_delays_no_other(far_desk: Desk) -> None:
 
     trails = {path.stem: path for path in sorted(far_desk.trails.glob("*.jsonl"))}
     far_desk.courier().run(trails, may_continue)
-    assert other.identity.session in {one.session for one in far_desk.posted()}
+    assert other.identity.session in {one.session for one in far_desk.parse_subject()}
 
 
 def test_a_session_may_change_its_courier_and_return(far_desk: Desk) -> None:
@@ -443,7 +443,7 @@ def test_damaged_lines_are_sent_too(far_desk: Desk, original: Original) -> None:
     assert far_desk.kept.cursor[trail.identity.session].seq == 2
     change(trail, "b")
     assert far_desk.run(far_desk.courier()) == 1
-    assert [one.last for one in far_desk.posted()] == [2, 2, 4]
+    assert [one.last for one in far_desk.parse_subject()] == [2, 2, 4]
     assert far_desk.told == []
 
 
@@ -567,14 +567,14 @@ def test_a_subject_can_be_parsed_for_any_entries(agent: str, path: str, reason: 
         kind="intent", path=path, seq=seq, hash="ab" * 32,
     )  # fmt: skip
     letter = Letter(str(uuid.uuid4()), HOME)
-    letter.take(entry, only_denials=False)
+    letter.add_entry(entry, only_denials=False)
     assert len(letter.subject) < 200
     assert len(letter.subject.splitlines()) == 1
-    assert posted(letter.subject) == Posted(letter.session, seq, seq, "ab" * 16, HOME[:8])
+    assert parse_subject(letter.subject) == Posted(letter.session, seq, seq, "ab" * 16, HOME[:8])
     assert [line for line in letter.body.splitlines() if line.startswith("~~~")] == ["~~~text", "~~~"]
 
 
 def test_a_foreign_subject_is_ignored() -> None:
     """For any text."""
     for text in ("", "hello", "[x 1-2 ab cd]", f"[{uuid.uuid4()} 1-2 {'a' * 31} {'b' * 8}]"):
-        assert posted(text) is None
+        assert parse_subject(text) is None

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs import daemon, session
-from bonobofs.agent_mail.letter import Posted, posted
+from bonobofs.agent_mail.letter import Posted, parse_subject
 from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.daemon.main import Daemon
 from bonobofs.session.mail_settings import Settings, open_mailbox, settings_of
@@ -46,7 +46,7 @@ def settings(world: World) -> Settings:
 
 
 def letters(world: World) -> list[Posted]:
-    found = [posted(sent.subject) for sent in open_mailbox(world.home, settings(world)).sent()]
+    found = [parse_subject(sent.subject) for sent in open_mailbox(world.home, settings(world)).sent()]
     return [one for one in found if one is not None and one.session == world.session.session]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from bonobofs.beads.issue import CREATOR_ID, Actor, BeadsIssue, Issues, assigned, read_issue
+from bonobofs.beads.issue import CREATOR_ID, Actor, BeadsIssue, Issues, assignment, read_issue
 from bonobofs.beads.refusals import Fault
 from bonobofs.policy.role_lists import Conventions
 
@@ -41,7 +41,7 @@ def issues(*found: BeadsIssue) -> Issues:
 
 def of(who: Actor) -> Mapping[str, Any]:
     """What an issue that is assigned to an agent has."""
-    return {"assignee": who.label, "metadata": {CREATOR_ID: ALICE.id, **assigned(who.label, who.id)}}
+    return {"assignee": who.label, "metadata": {CREATOR_ID: ALICE.id, **assignment(who.label, who.id)}}
 
 
 def verdict(rule: Callable[_P, _T]) -> Callable[_P, _T | Fault]:

@@ -125,7 +125,7 @@ def test_only_complete_ids_are_accepted(beads: IssueStore, permit: Permit) -> No
                 client.close_issue(part, permit)
         with pytest.raises(UsageError, match="changed last"):
             client.close_issue("", permit)
-        assert not client.everything(fresh=True)[made.id].is_closed
+        assert not client.all_issues(fresh=True)[made.id].is_closed
 
 
 def test_output_for_people_is_that_of_bd(beads: IssueStore, beads_workspace: Workspace, permit: Permit) -> None:
@@ -135,4 +135,4 @@ def test_output_for_people_is_that_of_bd(beads: IssueStore, beads_workspace: Wor
         assert json.loads(client.read(["show", "--json", "--", one]).stdout) == beads_workspace.json("show", one)
         refused = client.read(["create", "--title=two"])
         assert refused.status == 1
-        assert list(client.everything(fresh=True)) == [one]
+        assert list(client.all_issues(fresh=True)) == [one]

@@ -93,25 +93,25 @@ def _issues(beads_workspace: Workspace) -> None:
 def test_a_change_that_is_not_stored_is_an_error(astray: IssueStore, faulty: Faulty, permit: Permit, how: str) -> None:
     """For every exit status of bd, and the issues are unchanged."""
     with astray.locked_client() as client:
-        before = dict(client.everything())
+        before = dict(client.all_issues())
         for story in STORIES:
             faulty.will(how, story.command)
             with pytest.raises(BeadsError) as raised:
                 story.change(client, permit)
             assert raised.value.carried_out is False
-            assert dict(client.everything(fresh=True)) == before
+            assert dict(client.all_issues(fresh=True)) == before
 
 
 @pytest.mark.parametrize("how", ["killed after", "fails after", "notices", "bare"])
 def test_a_stored_change_is_a_success(astray: IssueStore, faulty: Faulty, permit: Permit, how: str) -> None:
     """For every exit status and output of bd, and it is made once."""
     with astray.locked_client() as client:
-        before = len(client.everything())
+        before = len(client.all_issues())
         for story in STORIES:
             faulty.will(how, story.command)
             story.change(client, permit)
-            assert story.is_there(client.everything(fresh=True))
-        assert len(client.everything()) == before + 1
+            assert story.is_there(client.all_issues(fresh=True))
+        assert len(client.all_issues()) == before + 1
 
 
 @pytest.mark.parametrize(("story", "how", "is_done"), [(CLOSE, "hangs before", False), (CREATE, "hangs after", True)])
@@ -128,7 +128,7 @@ def test_a_hanging_bd_is_killed_and_the_stored_state_decides(
             with pytest.raises(BeadsError, match="time limit") as raised:
                 story.change(client, permit)
             assert raised.value.carried_out is False
-        assert story.is_there(client.everything(fresh=True)) is is_done
+        assert story.is_there(client.all_issues(fresh=True)) is is_done
     until(lambda: not running(faulty.path), "no process of it is left")
 
 
@@ -147,7 +147,7 @@ def test_the_report_of_a_killed_bd_agrees_with_the_stored_state(
             CREATE.change(client, permit)
         except BeadsError as error:
             is_done = error.carried_out
-        found = client.everything(fresh=True)
+        found = client.all_issues(fresh=True)
     assert is_done is CREATE.is_there(found)
     assert is_done is ("new" in [issue.title for issue in found.values()])
 
@@ -163,7 +163,7 @@ def test_a_remaining_process_of_bd_changes_no_issue_later(
             story.change(client, permit)
         until(lambda: not running(faulty.path), "no process of it is left")
         faulty.let_go.touch()
-        assert not story.is_there(client.everything(fresh=True))
+        assert not story.is_there(client.all_issues(fresh=True))
 
 
 def test_a_partly_stored_change_is_reported_in_parts(astray: IssueStore, faulty: Faulty, permit: Permit) -> None:
@@ -181,11 +181,11 @@ def test_a_partly_created_issue_is_deleted(astray: IssueStore, faulty: Faulty, p
     faulty.will("partly", "create", without=(flag,))
     new = NewIssue("new", "bug", labels=("a:b",), description="text")
     with astray.locked_client() as client:
-        before = dict(client.everything())
+        before = dict(client.all_issues())
         with pytest.raises(BeadsError, match="nothing is created") as raised:
             client.create_issue(new, permit)
         assert raised.value.carried_out is False
-        assert dict(client.everything(fresh=True)) == before
+        assert dict(client.all_issues(fresh=True)) == before
 
 
 def test_a_partly_created_issue_that_cannot_be_deleted_is_named(
@@ -198,7 +198,7 @@ def test_a_partly_created_issue_that_cannot_be_deleted_is_named(
         with pytest.raises(BeadsError, match="created in part") as raised:
             CREATE.change(client, permit)
         assert raised.value.carried_out is None
-        (left,) = (issue.id for issue in client.everything().values() if issue.title == "new")
+        (left,) = (issue.id for issue in client.all_issues().values() if issue.title == "new")
         assert left in str(raised.value)
 
 
@@ -210,14 +210,14 @@ def test_a_message_is_created_completely_or_not_at_all(
     command, _, how = fault.partition(" ")
     faulty.will(how, command)
     with astray.locked_client() as client:
-        before = dict(client.everything())
+        before = dict(client.all_issues())
         if command == "create":
             made = client.create_issue(NewIssue("hello", "message"), permit).issue
             assert (made.issue_type, made.ephemeral) == ("message", False)
         else:
             with pytest.raises(BeadsError, match="nothing is created"):
                 client.create_issue(NewIssue("hello", "message"), permit)
-            assert dict(client.everything()) == before
+            assert dict(client.all_issues()) == before
 
 
 @pytest.mark.parametrize("story", [UPDATE, COMMENT, CREATE])
@@ -226,7 +226,7 @@ def test_a_change_that_cannot_be_read_back_is_unknown(
 ) -> None:
     """The report says neither that it was made nor that it was not."""
     with astray.locked_client() as client:
-        client.everything()
+        client.all_issues()
         faulty.will("killed after", story.command)
         faulty.will("fails before", "comments" if story.command == "comments add" else "list")
         with pytest.raises(BeadsError, match="it is unknown") as raised:
@@ -238,13 +238,13 @@ def test_a_bd_that_waits_for_a_lock_is_killed(beads_workspace: Workspace, home: 
     """bd itself would wait without limit. After the release of the lock, calls work."""
     hasty = IssueStore(find_beads(beads_workspace.directory), home, ALICE, program=beads_workspace.bd, limit=7)
     with hasty.locked_client() as client:
-        client.everything()
+        client.all_issues()
         holder = hold(beads_workspace.lock)
         with pytest.raises(BeadsError) as raised:
             client.close_issue("gt-one", permit)
         assert raised.value.carried_out is None
         end(holder)
-        assert not client.everything(fresh=True)["gt-one"].is_closed
+        assert not client.all_issues(fresh=True)["gt-one"].is_closed
 
 
 def test_concurrent_callers_wait_for_the_lock_and_time_out(
@@ -256,7 +256,7 @@ def test_concurrent_callers_wait_for_the_lock_and_time_out(
         raise AssertionError("both callers hold the lock")
     assert raised.value.carried_out is False
     with impatient.locked_client() as client:
-        client.everything()
+        client.all_issues()
 
 
 CALLER = """
@@ -302,7 +302,7 @@ def test_a_bd_whose_caller_was_killed_keeps_the_lock_until_it_ends(
         pass
     faulty.let_go.touch()
     with astray.locked_client() as client:
-        assert "new" in [issue.title for issue in client.everything().values()]
+        assert "new" in [issue.title for issue in client.all_issues().values()]
 
 
 def test_the_next_caller_kills_a_hanging_bd_of_a_killed_caller(
@@ -311,7 +311,7 @@ def test_the_next_caller_kills_a_hanging_bd_of_a_killed_caller(
     """After its timeout, and not before."""
     kill_a_caller("hangs before", 2)
     with astray.locked_client() as client:
-        assert "new" not in [issue.title for issue in client.everything().values()]
+        assert "new" not in [issue.title for issue in client.all_issues().values()]
     until(lambda: not running(faulty.path), "no process of it is left")
 
 

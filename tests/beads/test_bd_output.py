@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bonobofs.beads.bd_runner import Output, complaint, payload
+from bonobofs.beads.bd_runner import Output, error_line, output_json
 
 USAGE = "Usage:\n  bd list [flags]\n" + "".join(f"  --flag-{n}\n" for n in range(50))
 
@@ -24,13 +24,13 @@ USAGE = "Usage:\n  bd list [flags]\n" + "".join(f"  --flag-{n}\n" for n in range
 )
 def test_a_payload_is_found_in_every_form(text: str) -> None:
     """Bare, in an envelope, or among notices."""
-    assert payload(Output(0, text, "")) == [{"id": "gt-1"}]
+    assert output_json(Output(0, text, "")) == [{"id": "gt-1"}]
 
 
 @pytest.mark.parametrize("text", ["", "No updates specified\n", "the id is {1}", "[" * 100_000])
 def test_text_with_json_marks_is_no_payload(text: str) -> None:
     """Such as braces and brackets."""
-    assert payload(Output(0, text, "")) is None
+    assert output_json(Output(0, text, "")) is None
 
 
 ERROR: dict[str, Any] = {"error": "it is locked"}
@@ -55,8 +55,8 @@ ERROR: dict[str, Any] = {"error": "it is locked"}
 )  # fmt: skip
 def test_an_error_is_reported_in_one_line(output: Output, told: str) -> None:
     """From JSON on either stream, otherwise from text, without terminal controls."""
-    assert complaint(output) == told
+    assert error_line(output) == told
 
 
 def test_an_error_is_at_most_300_characters() -> None:
-    assert len(complaint(Output(1, "", "Error: " + "x" * 10_000))) == 300
+    assert len(error_line(Output(1, "", "Error: " + "x" * 10_000))) == 300

@@ -40,7 +40,7 @@ def place(source: Path) -> Path:
 
 def asked(place: Path, home: Path, bd: Path | None) -> None:
     with IssueStore(place, home, ALICE, program=bd).locked_client() as client:
-        client.everything()
+        client.all_issues()
 
 
 @pytest.mark.parametrize("version", ["0.49.6", "1.0.3", "2.0.0", "10.1.0"])
@@ -224,7 +224,7 @@ def test_an_agent_name_may_look_like_a_flag(beads_workspace: Workspace, home: Pa
 def test_a_redirect_is_not_followed(beads: IssueStore, beads_workspace: Workspace, tmp_path: Path) -> None:
     """Also if it appears between two calls."""
     with beads.locked_client() as client:
-        client.everything()
+        client.all_issues()
     (beads_workspace.beads / "redirect").symlink_to(tmp_path / "nowhere")
     with pytest.raises(BeadsError, match="leads to other issues"), beads.locked_client():
         pass
@@ -233,7 +233,7 @@ def test_a_redirect_is_not_followed(beads: IssueStore, beads_workspace: Workspac
 def test_a_removed_beads_is_not_replaced_by_another(beads: IssueStore, beads_workspace: Workspace) -> None:
     """bd itself would search for one in other directories."""
     with beads.locked_client() as client:
-        client.everything()
+        client.all_issues()
     beads_workspace.beads.rename(beads_workspace.directory / "moved")
     with pytest.raises(BeadsError, match=r"cannot open the lock of .*: No such file"), beads.locked_client():
         pass
@@ -246,7 +246,7 @@ def test_the_location_of_the_database_is_read_first_and_after_configuration_chan
     beads = IssueStore(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path)
     for _ in range(2):
         with beads.locked_client() as client:
-            client.everything()
+            client.all_issues()
     assert faulty.called() == ["version", "where", "list", "list"]
     (beads_workspace.beads / ".env").write_text("A=b\n")
     with beads.locked_client():
@@ -274,7 +274,7 @@ def test_an_issue_created_in_another_workspace_is_reported(
     with astray.locked_client() as client, pytest.raises(BeadsError, match="not among these issues") as raised:
         client.create_issue(NewIssue("one"), permit)
     assert raised.value.carried_out is None
-    (id_,) = other.everything()
+    (id_,) = other.all_issues()
     assert id_ in str(raised.value)
 
 
@@ -308,7 +308,7 @@ def test_a_worktree_has_the_beads_of_its_repository(
     assert find_beads(tree) == find_beads(beads_workspace.directory)
     with IssueStore(find_beads(tree), home, ALICE, program=beads_workspace.bd).locked_client() as client:
         made = client.create_issue(NewIssue("one"), permit).issue
-    assert made.id in beads_workspace.everything()
+    assert made.id in beads_workspace.all_issues()
     liar = tmp_path / "liar"
     (liar / ".beads").mkdir(parents=True)
     (liar / ".git").write_text((tree / ".git").read_text())
@@ -368,7 +368,7 @@ def test_metadata_that_break_the_list_of_bd_are_refused(beads: IssueStore, permi
         made = client.create_issue(NewIssue("x", metadata=harmless), permit).issue
         with pytest.raises(UsageError, match="control characters"):
             client.update_issue(made.id, permit, metadata={"k": "\x1f"})
-        assert harmless.items() <= client.everything(fresh=True)[made.id].metadata.items()
+        assert harmless.items() <= client.all_issues(fresh=True)[made.id].metadata.items()
 
 
 def test_a_description_of_one_dash_is_refused(beads: IssueStore, permit: Permit) -> None:
@@ -419,7 +419,7 @@ def test_after_the_lock_is_released_no_call_is_made(beads: IssueStore) -> None:
     with beads.locked_client() as client:
         pass
     with pytest.raises(RuntimeError):
-        client.everything()
+        client.all_issues()
 
 
 def test_two_callers_never_have_the_lock_together(
@@ -430,7 +430,7 @@ def test_two_callers_never_have_the_lock_together(
 
     def count_up() -> None:
         with beads.locked_client() as client:
-            title = client.everything()[one].title
+            title = client.all_issues()[one].title
             client.update_issue(one, permit, title=str(int(title) + 1))
 
     threads = [threading.Thread(target=count_up) for _ in range(5)]
@@ -453,6 +453,6 @@ def test_a_thousand_issues_are_read_and_changed(
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert beads_workspace.run("import", file).returncode == 0
     with IssueStore(find_beads(beads_workspace.directory), home, ALICE, program=faulty.path).locked_client() as client:
-        assert len(client.everything()) == 1000
+        assert len(client.all_issues()) == 1000
         assert client.add_dependency("gt-1", "gt-999", "blocks", permit).issue.edges
     assert faulty.called()[2:] == ["list", "dep add", "list"]

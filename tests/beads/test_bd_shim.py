@@ -165,7 +165,7 @@ def test_every_other_command_line_is_refused_and_recorded(
     assert bd.refused(*words)["rule"] == f"beads.{rule}"
     (entry,) = bd.calls()
     assert (entry.result, entry.tool, entry.details["command"]) == ("denied", "bd", list(words))
-    assert beads_workspace.everything() == {}
+    assert beads_workspace.all_issues() == {}
 
 
 def test_the_environment_has_no_effect(
@@ -177,7 +177,7 @@ def test_the_environment_has_no_effect(
     elsewhere = Workspace(beads_workspace.bd, tmp_path / "elsewhere", tmp_path / "other").init("xx")
     made = bd("create", "x", "--silent", env={"HOME": str(elsewhere.directory), "BD_JSON": "true", "USER": "bob"})
     assert made.stdout.startswith("gt-")
-    assert elsewhere.everything() == {}
+    assert elsewhere.all_issues() == {}
 
 
 def test_direct_calls_of_the_socket_obey_the_same_rules(inside: Callable[..., Inside]) -> None:

@@ -126,7 +126,7 @@ def test_a_validation_returns_and_records_the_decision_without_a_change(
 ) -> None:
     alice = opened()
     one, other = beads_workspace.create("One"), beads_workspace.create("Other", "--assignee=bob")
-    before = beads_workspace.everything()
+    before = beads_workspace.all_issues()
     issues = alice.issues
     allowed = [
         issues.validate_create("A", "task", ["phase:a"], "alice"),
@@ -151,7 +151,7 @@ def test_a_validation_returns_and_records_the_decision_without_a_change(
     assert [each.rule for each in denied] == [f"beads.{rule}" for rule in rules]
     assert not any(denied)
     assert all(each.reason and each.instead for each in denied)
-    assert beads_workspace.everything() == before
+    assert beads_workspace.all_issues() == before
     calls = alice.calls()
     assert [(entry.result, entry.rule) for entry in calls] == [
         *[("allowed", each.rule) for each in allowed],
@@ -238,7 +238,7 @@ def test_a_message_is_permanent_and_listed(opened: Opened, beads_workspace: Work
     """bd itself makes an ephemeral one that is not listed."""
     alice = opened()
     asked = alice.issues.guarded_create("May I?", "message", 2, "alice", assignee="human")
-    shown = beads_workspace.everything()[asked.id]
+    shown = beads_workspace.all_issues()[asked.id]
     assert (shown["issue_type"], shown["assignee"], shown.get("ephemeral")) == ("message", "human", None)
     refused(lambda: alice.issues.guarded_create("May I?", "message", 2, "alice"), "beads.message")
     refused(lambda: alice.issues.guarded_close(asked.id, "alice"), "beads.owner")
@@ -324,7 +324,7 @@ def test_fields_that_control_bd_are_refused(opened: Opened, beads_workspace: Wor
     for field in ("id", "force", "db", "repo", "file", "graph", "metadata", "body_file", "ephemeral", "actor"):
         refused(partial(alice.issues.guarded_create, "New", "task", 2, "alice", **{field: one}), "beads.field")
         refused(partial(alice.issues.guarded_update, one, "alice", **{field: one}), "beads.field")
-    assert list(beads_workspace.everything()) == [one]
+    assert list(beads_workspace.all_issues()) == [one]
     assert beads_workspace.issue(one)["status"] == "closed"
 
 
@@ -349,7 +349,7 @@ def test_dependencies_are_added_and_removed_without_cycles(opened: Opened, beads
     refused(lambda: add(b, a, "parent", "alice"), "beads.parent")
     refused(lambda: add(a, "gt-none", "blocks", "alice"), "beads.exists")
     refused(lambda: add(a, c, "tracks", "alice"), "beads.dependency")
-    told = {(edge["depends_on_id"], edge["type"]) for edge in beads_workspace.everything()[a]["dependencies"]}
+    told = {(edge["depends_on_id"], edge["type"]) for edge in beads_workspace.all_issues()[a]["dependencies"]}
     assert told == {(b, "waits-for")}
     blocked = refused(lambda: alice.issues.guarded_close(a, "alice"), "beads.blockers")
     assert b in str(blocked)
@@ -372,15 +372,15 @@ def test_an_issue_is_created_with_all_its_dependencies_or_not_at_all(
     made = alice.issues.guarded_create("New", "task", 2, "alice", dependencies=[one, f"blocks:{other}"])
     edges = {
         (e["issue_id"], e["depends_on_id"])
-        for i in beads_workspace.everything().values()
+        for i in beads_workspace.all_issues().values()
         for e in i.get("dependencies", ())
     }
     assert edges == {(made.id, one), (other, made.id)}
-    before = set(beads_workspace.everything())
+    before = set(beads_workspace.all_issues())
     refused(lambda: alice.issues.guarded_create("New", "task", 2, "alice", dependencies=["gt-none"]), "beads.exists")
     with pytest.raises(BeadsError, match="epic"):
         alice.issues.guarded_create("New", "task", 2, "alice", dependencies=[one, epic])
-    assert set(beads_workspace.everything()) == before
+    assert set(beads_workspace.all_issues()) == before
     assert (alice.entries()[-1].result, alice.entries()[-1].details["undone"]) == ("error", True)
 
 
@@ -398,7 +398,7 @@ def test_a_conflicting_change_without_the_gate_is_rolled_back(
     alice = opened()
     refused(lambda: alice.issues.guarded_dependency(a, b, "blocks", "alice"), "beads.cycle")
     refused(lambda: alice.issues.guarded_dependency(c, d, "parent", "alice"), "beads.parent")
-    edges = [edge for issue in beads_workspace.everything().values() for edge in issue.get("dependencies", ())]
+    edges = [edge for issue in beads_workspace.all_issues().values() for edge in issue.get("dependencies", ())]
     assert {(edge["issue_id"], edge["depends_on_id"]) for edge in edges} == {(b, a), (c, e)}
     ends = [entry for entry in alice.entries() if entry.kind == "outcome"]
     assert [(end.result, end.details["undone"], end.details["rule"]) for end in ends] == [
@@ -506,7 +506,7 @@ def test_file_calls_do_not_wait_for_issue_calls(opened: Opened, beads_workspace:
             files.guarded_write_file("notes.md", "text\n", "alice")
             assert creating.is_alive()
         creating.join()
-    assert [issue["title"] for issue in beads_workspace.everything().values()] == ["A"]
+    assert [issue["title"] for issue in beads_workspace.all_issues().values()] == ["A"]
 
 
 def test_a_change_is_not_made_if_its_record_fails(beads: IssueStore, beads_workspace: Workspace) -> None:
@@ -521,7 +521,7 @@ def test_a_change_is_not_made_if_its_record_fails(beads: IssueStore, beads_works
 
     with pytest.raises(TrailError):
         work()
-    assert [issue["status"] for issue in beads_workspace.everything().values()] == ["open"]
+    assert [issue["status"] for issue in beads_workspace.all_issues().values()] == ["open"]
 
 
 def test_a_missing_bd_is_an_error_with_the_remedy(

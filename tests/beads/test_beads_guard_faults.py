@@ -54,7 +54,7 @@ def test_a_stored_change_is_a_success_for_any_output(
     faulty.will(how, "close")
     alice.issues.guarded_update(one, "alice", status="done")
     assert outcome(alice) == ("allowed", None)
-    found = beads_workspace.everything()
+    found = beads_workspace.all_issues()
     assert (found[made.id]["assignee"], found[made.id]["labels"], found[one]["status"]) == (
         "alice",
         ["phase:a"],
@@ -68,7 +68,7 @@ def test_a_change_that_is_not_stored_is_an_error_for_any_output(
     alice: Guarded, faulty: Faulty, beads_workspace: Workspace, how: str
 ) -> None:
     one, other = beads_workspace.create("one"), beads_workspace.create("other")
-    before = beads_workspace.everything()
+    before = beads_workspace.all_issues()
     faulty.will(how, "create")
     with pytest.raises(BeadsError):
         alice.issues.guarded_create("new", "task", 1, "alice")
@@ -85,7 +85,7 @@ def test_a_change_that_is_not_stored_is_an_error_for_any_output(
     with pytest.raises(BeadsError):
         alice.issues.guarded_close(one, "alice")
     assert outcome(alice) == ("error", False)
-    assert beads_workspace.everything() == before
+    assert beads_workspace.all_issues() == before
 
 
 def test_a_hanging_bd_is_killed_and_its_stored_state_decides(
@@ -106,7 +106,7 @@ def test_an_issue_whose_dependency_fails_is_deleted(alice: Guarded, faulty: Faul
     faulty.will("killed before", "dep add")
     with pytest.raises(BeadsError):
         alice.issues.guarded_create("new", "task", 1, "alice", dependencies=[one, f"blocks:{other}"])
-    assert set(beads_workspace.everything()) == {one, other}
+    assert set(beads_workspace.all_issues()) == {one, other}
     assert alice.entries()[-1].details["undone"] is True
 
 
@@ -185,4 +185,4 @@ def test_a_thousand_issues_are_judged_completely(opened: Opened, beads_workspace
     assert isinstance(made, BeadsIssue)
     alice.issues.guarded_close(names[-1], "alice")
     assert not alice.issues.validate_update(names[-3], {"status": "closed"}, "alice")
-    assert len(beads_workspace.everything()) == 1001
+    assert len(beads_workspace.all_issues()) == 1001

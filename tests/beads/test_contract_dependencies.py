@@ -28,7 +28,7 @@ def epic(beads_workspace: Workspace) -> str:
 
 def edges(workspace: Workspace) -> set[tuple[str, str, str]]:
     """Every edge there is: which issue depends on which, and how."""
-    listed: list[dict[str, Any]] = list(workspace.everything().values())
+    listed: list[dict[str, Any]] = list(workspace.all_issues().values())
     found = itertools.chain.from_iterable(issue.get("dependencies", []) for issue in listed)
     return {(edge["issue_id"], edge["depends_on_id"], edge["type"]) for edge in found}
 
@@ -144,9 +144,9 @@ def test_create_stores_the_issue_if_its_edges_fail(beads_workspace: Workspace, e
         done = beads_workspace.run("create", "x", *flags, "--json")
         assert done.returncode == 0
         assert "Warning" in done.stderr
-        assert json.loads(done.stdout)["id"] in beads_workspace.everything()
+        assert json.loads(done.stdout)["id"] in beads_workspace.all_issues()
     assert edges(beads_workspace) == set()
-    assert "below" not in {issue["title"] for issue in beads_workspace.everything().values()}
+    assert "below" not in {issue["title"] for issue in beads_workspace.all_issues().values()}
 
 
 def test_deps_name_the_dependency_except_for_blocks(beads_workspace: Workspace, one: str) -> None:
@@ -193,7 +193,7 @@ def test_delete_removes_an_issue_with_its_edges(beads_workspace: Workspace, one:
     """Only with --force; without it, delete prints what it would do."""
     beads_workspace.json("dep", "add", one, two)
     assert beads_workspace.run("delete", two).returncode == 0
-    assert two in beads_workspace.everything()
+    assert two in beads_workspace.all_issues()
     beads_workspace.json("delete", two, "--force")
-    assert two not in beads_workspace.everything()
+    assert two not in beads_workspace.all_issues()
     assert edges(beads_workspace) == set()

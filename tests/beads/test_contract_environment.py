@@ -84,8 +84,8 @@ def test_a_missing_beads_dir_is_ignored(beads_workspace: Workspace, other: Works
     told = beads_workspace.run("where", "--json", env=nowhere, cwd=other.directory)
     assert json.loads(told.stdout)["path"] == str(other.beads)
     assert beads_workspace.run("create", "lost", env=nowhere, cwd=other.directory).returncode == 0
-    assert {issue["title"] for issue in other.everything().values()} == {"lost"}
-    assert beads_workspace.everything() == {}
+    assert {issue["title"] for issue in other.all_issues().values()} == {"lost"}
+    assert beads_workspace.all_issues() == {}
     assert beads_workspace.run("list", env=nowhere).returncode == 1
 
 
@@ -99,15 +99,15 @@ def test_a_redirect_in_beads_dir_is_followed(beads_workspace: Workspace, other: 
     told = json.loads(there.stdout)
     assert (told["path"], told["redirected_from"]) == (str(other.beads), str(beads_workspace.beads))
     beads_workspace.create("elsewhere")
-    assert {issue["title"] for issue in other.everything().values()} == {"elsewhere"}
+    assert {issue["title"] for issue in other.all_issues().values()} == {"elsewhere"}
     third = Workspace(other.bd, other.directory.parent / "third", other.person).init("yy")
     (beads_workspace.beads / "redirect").write_text(str(third.beads) + "\n")
     third.create("there")
     assert beads_workspace.json("where")["prefix"] == "yy"
-    assert beads_workspace.everything() == {}
+    assert beads_workspace.all_issues() == {}
     failed = beads_workspace.run("create", "nowhere")
     assert (failed.returncode, "issue_prefix config is missing" in failed.stderr) == (1, True)
-    assert {issue["title"] for issue in third.everything().values()} == {"there"}
+    assert {issue["title"] for issue in third.all_issues().values()} == {"there"}
 
 
 def test_an_empty_beads_is_ignored(beads_workspace: Workspace) -> None:
@@ -122,7 +122,7 @@ def test_an_empty_beads_is_ignored(beads_workspace: Workspace) -> None:
     lost = beads_workspace.run("list", "--json")
     assert (lost.returncode, lost.stdout, "no beads database found" in lost.stderr) == (1, "", True)
     (beads_workspace.beads / "redirect").write_text(str(empty / "nowhere") + "\n")
-    assert [issue["title"] for issue in beads_workspace.everything().values()] == ["above"]
+    assert [issue["title"] for issue in beads_workspace.all_issues().values()] == ["above"]
 
 
 def test_flags_select_other_databases(beads_workspace: Workspace, other: Workspace, tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_flags_select_other_databases(beads_workspace: Workspace, other: Workspa
     for place in (beads_workspace.beads, beads_workspace.beads / "embeddeddolt" / "gt"):
         assert list(beads_workspace.json("list", "--db", place)) == []
     assert beads_workspace.run("create", "x", "--repo", other.directory).returncode == 0
-    assert beads_workspace.everything() == {}
-    assert len(other.everything()) == 1
+    assert beads_workspace.all_issues() == {}
+    assert len(other.all_issues()) == 1
     assert beads_workspace.run("-C", tmp_path / "person", "list", env={"BEADS_DIR": None}).returncode == 1
 
 
@@ -201,11 +201,11 @@ REFUSED = [
 
 def test_read_only_mode_refuses_the_listed_commands(beads_workspace: Workspace, one: str) -> None:
     """Each fails, and no issue has changed."""
-    before = beads_workspace.everything()
+    before = beads_workspace.all_issues()
     for words in REFUSED:
         done = beads_workspace.run("--readonly", *words.replace("ONE", one).split())
         assert done.returncode == 1, words
-    assert beads_workspace.everything() == before
+    assert beads_workspace.all_issues() == before
 
 
 def test_read_only_mode_permits_some_writes(beads_workspace: Workspace, one: str, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_read_only_mode_permits_some_writes(beads_workspace: Workspace, one: str
     assert beads_workspace.run("--readonly", "import", file).returncode == 0
     assert beads_workspace.issue(one)["title"] == "imported"
     assert beads_workspace.run("--readonly", "rename", one, "gt-new").returncode == 0
-    assert set(beads_workspace.everything()) == {"gt-new"}
+    assert set(beads_workspace.all_issues()) == {"gt-new"}
     assert beads_workspace.run("--readonly", "config", "set", "status.custom", "done:done").returncode == 0
     assert beads_workspace.run("update", "gt-new", "-s", "done").returncode == 0
     assert beads_workspace.run("--readonly", "config", "unset", "status.custom").returncode == 0
@@ -260,10 +260,10 @@ READING = [
 
 def test_reading_commands_change_nothing(beads_workspace: Workspace, one: str) -> None:
     """They succeed in read-only mode."""
-    before = beads_workspace.everything()
+    before = beads_workspace.all_issues()
     for words in READING:
         assert beads_workspace.run("--readonly", *words.replace("ONE", one).split()).returncode == 0, words
-    assert beads_workspace.everything() == before
+    assert beads_workspace.all_issues() == before
 
 
 def test_bd_runs_git_and_programs_of_the_workspace(beads_workspace: Workspace, one: str, tmp_path: Path) -> None:

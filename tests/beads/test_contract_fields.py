@@ -146,7 +146,7 @@ def test_control_characters_in_metadata_break_the_list(beads_workspace: Workspac
     assert beads_workspace.issue(one)["title"]
     assert beads_workspace.run("list").returncode == 0
     beads_workspace.json("delete", bad, "--force")
-    assert set(beads_workspace.everything()) == {one}
+    assert set(beads_workspace.all_issues()) == {one}
 
 
 def test_a_long_label_is_truncated(beads_workspace: Workspace, one: str) -> None:

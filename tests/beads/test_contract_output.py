@@ -78,7 +78,7 @@ def test_list_and_ready_print_edges_and_count_blocking_ones(beads_workspace: Wor
         assert listed["dependency_count"] == 0
     beads_workspace.json("dep", "remove", one, two)
     beads_workspace.json("dep", "add", one, two)
-    assert beads_workspace.everything()[one]["dependency_count"] == 1
+    assert beads_workspace.all_issues()[one]["dependency_count"] == 1
 
 
 def test_update_close_and_reopen_print_an_array_and_short_forms_an_object(beads_workspace: Workspace, one: str) -> None:
@@ -137,13 +137,13 @@ def test_an_envelope_contains_results_and_errors(beads_workspace: Workspace, one
 
 def test_silent_prints_the_id_and_a_dry_run_stores_nothing(beads_workspace: Workspace) -> None:
     """--json overrides --silent. A dry run has no id and a time of the year 1."""
-    assert beads_workspace.run("create", "one", "--silent").stdout.strip() in beads_workspace.everything()
+    assert beads_workspace.run("create", "one", "--silent").stdout.strip() in beads_workspace.all_issues()
     assert is_json(beads_workspace.run("create", "two", "--silent", "--json").stdout)
-    before = beads_workspace.everything()
+    before = beads_workspace.all_issues()
     tried = beads_workspace.json("create", "three", "--dry-run")
     assert tried["id"] == ""
     assert tried["created_at"].startswith("0001-")
-    assert beads_workspace.everything() == before
+    assert beads_workspace.all_issues() == before
 
 
 def test_list_shows_fifty_open_issues_with_a_notice_on_stderr(beads_workspace: Workspace) -> None:
@@ -185,7 +185,7 @@ def test_list_accepts_several_filters_and_ready_omits_children_of_blocked_issues
     assert listed("list", "--parent", urgent) == listed("children", urgent) == {child}
     assert listed("list", "--status=open,closed") == {one, urgent, child, closed}
     assert listed("list", "--status=all", "--id", closed) == {closed}
-    assert beads_workspace.everything()[child]["parent"] == urgent
+    assert beads_workspace.all_issues()[child]["parent"] == urgent
     assert listed("ready") == {one}
     assert listed("blocked") == {urgent, child}
     assert listed("children", "nope") == set()
@@ -232,7 +232,7 @@ def test_an_unknown_kind_of_dependency_fails_after_the_issue_is_stored(beads_wor
     done = beads_workspace.run("create", "two", "--deps", f"bogus:{one}", "--json")
     assert done.returncode == 1
     assert "gt-" not in done.stdout.replace(one, "")
-    assert "two" in {issue["title"] for issue in beads_workspace.everything().values()}
+    assert "two" in {issue["title"] for issue in beads_workspace.all_issues().values()}
 
 
 def test_many_errors_are_text_with_or_without_json(beads_workspace: Workspace, one: str, two: str) -> None:

@@ -21,8 +21,8 @@ def test_concurrent_changes_are_all_stored(beads_workspace: Workspace) -> None:
     for call in calls:
         call.communicate(timeout=60)
     assert {call.returncode for call in calls} == {0}
-    assert len(beads_workspace.everything()) == 8
-    one = next(iter(beads_workspace.everything()))
+    assert len(beads_workspace.all_issues()) == 8
+    one = next(iter(beads_workspace.all_issues()))
     calls = [beads_workspace.start("label", "add", one, f"l{n}") for n in range(8)]
     for call in calls:
         call.communicate(timeout=60)
@@ -39,7 +39,7 @@ def test_bd_waits_for_its_lock_without_limit(beads_workspace: Workspace) -> None
         with pytest.raises(subprocess.TimeoutExpired):
             waiting.wait(timeout=0.2)
     stdout, _ = waiting.communicate(timeout=60)
-    assert json.loads(stdout)["id"] in beads_workspace.everything()
+    assert json.loads(stdout)["id"] in beads_workspace.all_issues()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -54,7 +54,7 @@ def test_a_killed_bd_has_stored_all_or_nothing(beads_workspace: Workspace, numbe
             call.wait(timeout=takes * part / 8)
         call.send_signal(number)
         stdout, _ = call.communicate(timeout=60)
-        found = [issue for issue in beads_workspace.everything().values() if issue["title"] == f"{part}"]
+        found = [issue for issue in beads_workspace.all_issues().values() if issue["title"] == f"{part}"]
         assert all(sorted(issue["labels"]) == ["a", "b", "c"] for issue in found)
         if stdout:
             assert found

@@ -55,5 +55,5 @@ def test_statuses_and_edges_are_mapped_to_words_of_bd(opened: Opened, beads_work
     alice.guarded_dependency(one, top, "parent", "alice")
     alice.guarded_update(one, "alice", status="in_progress")
     alice.guarded_update(one, "alice", status="done")
-    shown = beads_workspace.everything()[one]
+    shown = beads_workspace.all_issues()[one]
     assert (shown["status"], [edge["type"] for edge in shown["dependencies"]]) == ("closed", ["parent-child"])

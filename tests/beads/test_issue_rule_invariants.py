@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bonobofs.beads import dependency_rules, issue_rules
 from bonobofs.beads.dependency_rules import NEW, find_cycle
-from bonobofs.beads.issue import Actor, BeadsIssue, Edge, Issues, assigned, existing
+from bonobofs.beads.issue import Actor, BeadsIssue, Edge, Issues, assignment, require_issue
 from bonobofs.beads.issue_rules import IssueChanges, IssueRequest
 from bonobofs.beads.refusals import Fault
 from tests.beads.issues import ALICE, BOB, KNOWN, issue, issues, verdict
@@ -145,7 +145,7 @@ class Model:
         one = self.all[name]
         fields: dict[str, Any] = dict(edit.fields)
         if "assignee" in fields:
-            fields["metadata"] = {**one.metadata, **assigned(fields["assignee"], IDS.get(fields["assignee"]))}
+            fields["metadata"] = {**one.metadata, **assignment(fields["assignee"], IDS.get(fields["assignee"]))}
         kept = tuple(label for label in one.labels if label not in edit.remove_labels) + edit.add_labels
         self.all[name] = replace(one, labels=kept, **fields)
         if edit.closes:
@@ -162,7 +162,7 @@ class Model:
     def add(self, asks: Actor, blocked: str, blocker: str, word: str) -> None:
         edge = judge_dependency(self.issues, blocked, blocker, word, asks)
         if isinstance(edge, Edge):
-            assert isinstance(existing(self.issues, edge.on), BeadsIssue)
+            assert isinstance(require_issue(self.issues, edge.on), BeadsIssue)
             self._tie(edge)
 
     def remove(self, asks: Actor, blocked: str, blocker: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from bonobofs.beads import dependency_rules, issue_rules, refusals
 from bonobofs.beads.dependency_rules import NEW
-from bonobofs.beads.issue import CREATOR_ID, WORKTREE, Actor, BeadsIssue, Edge, assigned
+from bonobofs.beads.issue import CREATOR_ID, WORKTREE, Actor, BeadsIssue, Edge, assignment
 from bonobofs.beads.issue_rules import IssueChanges, IssueRequest
 from bonobofs.beads.refusals import Fault
 from bonobofs.errors import UsageError
@@ -226,7 +226,7 @@ def test_the_identity_counts_and_not_a_reused_label() -> None:
 
 def test_an_assignee_set_without_the_gate_is_compared_by_label() -> None:
     """The stored identity applies to the assignee of that time only."""
-    one = issue("gt-1", assignee="bob", metadata=assigned("alice", ALICE.id))
+    one = issue("gt-1", assignee="bob", metadata=assignment("alice", ALICE.id))
     refused(update(one, priority=0), "owner")
     assert priority_by(BOB, one) == IssueChanges({"priority": 0})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import read
-from bonobofs.audit.temp_cleanup import Stray, left_in, stray_name
+from bonobofs.audit.temp_cleanup import Stray, stray_name, strays_of
 from bonobofs.audit.verify import describe_below, verify
 from bonobofs.guards import FileGuard
 from bonobofs.session import open_session
@@ -48,13 +48,13 @@ def test_a_temporary_name_is_in_the_directory_of_its_target(program: Program, ho
         ("write_file", "a/plan.md", {"by": 7}),
         ("write_file", "a/plan.md", {"by": NAMES[3], "to": 7}),
     )
-    found = left_in(home, source)
+    found = strays_of(home, source)
     assert [(each.path, each.inode) for each in found] == [
         (f"a/b/{NAMES[0]}", None),
         (NAMES[1], 7),
         (f"a/{NAMES[3]}", None),
     ]
-    assert left_in(home, source / "a") == []
+    assert strays_of(home, source / "a") == []
     (report,) = verify(home / "trails", describe=lambda _: describe_below(source))
     assert report.unfinished[0].shows == f"a/sedAbCdEf: absent; a/b/plan.md: absent; a/b/{NAMES[0]}: absent"
 
@@ -129,6 +129,6 @@ os.wait()
         NAMES[0],
         NAMES[1],
     )
-    (stray,) = left_in(home, source)
+    (stray,) = strays_of(home, source)
     assert isinstance(stray, Stray)
     assert stray.path == NAMES[1]

@@ -107,6 +107,6 @@ class Workspace:
         found: list[dict[str, Any]] = self.json("show", id_)
         return found[0]
 
-    def everything(self) -> dict[str, dict[str, Any]]:
+    def all_issues(self) -> dict[str, dict[str, Any]]:
         told = self.json("list", "--all", "--include-infra", "--include-gates", "--limit=0")
         return {issue["id"]: issue for issue in told}
