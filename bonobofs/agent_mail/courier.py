@@ -46,7 +46,7 @@ class CourierCursors:
     """The cursors of all couriers of one database."""
 
     def __init__(self, database: Queries) -> None:
-        """Use the database; nothing is read yet."""
+        """Use the database. The first call of `load` reads it."""
         self._database = database
 
     def load(self, courier: str) -> dict[str, TrailCursor]:
@@ -251,7 +251,7 @@ class _PendingLetter:
         self._began = 0.0
 
     def after(self, cursor: TrailCursor, most: int) -> _PendingLetter:
-        """Return the pile that begins after this letter."""
+        """Return the next letter, which begins after this one."""
         letter = Letter(self.letter.session, self.letter.home, self.letter.agent, self.letter.agent_id)
         return _PendingLetter(self._trail, letter, cursor, self._only_denials, most)
 

@@ -41,7 +41,7 @@ class MailServer:
     """
 
     def __init__(self, url: str, token: str, seconds: float = SECONDS) -> None:
-        """Nothing is connected yet. `url` is as a policy has it; `token` is a bearer token, "" for none."""
+        """`url` is as in a policy; `token` is a bearer token, "" for none. The first request connects."""
         self.url: Final = url
         self._parts = urlsplit(url)
         self._token = token
@@ -223,7 +223,7 @@ class Mailbox:
     """One sender on one server. It connects at the first use."""
 
     def __init__(self, server: MailServer, address: Address, tokens: Tokens) -> None:
-        """Nothing is sent yet."""
+        """The first call connects."""
         self._server = server
         self._address = address
         self._tokens = tokens

@@ -28,7 +28,7 @@ _STEERING: Final = ("BEADS_", "BD_")
 _HARMLESS: Final = frozenset(
     {"BD_JSON", "BD_JSON_ENVELOPE", "BD_NO_HOOKS", "BD_NO_PAGER", "BD_NON_INTERACTIVE", "BD_PAGER", "BD_READONLY"}
 )
-"""Variables of bd that are permitted, because they only change its output or restrict it. bonobofs drops them."""
+"""Variables that only change bd's output or restrict it. The call may have them; bonobofs drops them."""
 _OPERATIONS: Final = {
     "create": Operation.CREATE_ISSUE,
     "update": Operation.UPDATE_ISSUE,

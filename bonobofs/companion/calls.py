@@ -82,7 +82,7 @@ def _check_key(session: SessionContext, key: str) -> None:
 
 
 def _lists(session: SessionContext, key: str) -> Any:
-    """The entries of the policy in force and of the operator's list; `error` if that list cannot be read."""
+    """Return the entries of the policy in force and of the operator's list. `error`: that list cannot be read."""
     _check_key(session, key)
     policy = session.guard.policy.document.get("network", {}).get("allow", [])
     try:
@@ -96,7 +96,7 @@ def _lists(session: SessionContext, key: str) -> Any:
 
 
 def _allowed(session: SessionContext, key: str, host: str, port: int, via: str) -> Any:
-    """Record a connection before egress makes it. Refused: the policy in force does not admit it, or no record."""
+    """Record a connection before egress makes it. Refused: the policy in force denies it, or it cannot be recorded."""
     _check_key(session, key)
     details = {"host": host, "port": port, "via": via}
     session.guard.record_call(_CONNECT, Context(endpoint=(host, port)), guard=_GUARD, caller=Caller(_TOOL, details))
@@ -134,9 +134,9 @@ def handle_call(
     impersonate: Callable[[], AbstractContextManager[object]] = nullcontext,
     fds: Sequence[int] = (),
 ) -> Any:
-    """The result of a call. A call that names another agent or chain is refused, with an alert.
+    """Make a call and return its result. A call that names another agent or chain is refused, with an alert.
 
-    `impersonate` is entered while a file or directory is made. `fds` came with the call.
+    `impersonate` is entered while a file or directory is made. `fds` are the descriptors that came with the call.
     """
     call = CALLS.get(name)
     if call is None:
@@ -159,7 +159,7 @@ def handle_call(
 
 
 def _path(session: SessionContext, path: str) -> str:
-    """A path of the workspace: relative to its root, or absolute in the mount or the source."""
+    """Return a path of the workspace. The argument is relative to its root, or absolute in the mount or the source."""
     if len(os.fsencode(path)) > _MAX_PATH:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
     pure = PurePosixPath(path)
@@ -247,7 +247,7 @@ def _delete_file(session: SessionContext, path: str) -> Any:
 
 
 def _check_lease_terms(session: SessionContext, name: str, seconds: int) -> None:
-    """Raises Refused if the role may not acquire leases, or not for that long."""
+    """Raises Refused if the role may not acquire leases, or only for a shorter time."""
     refusal = check_lease(session.guard.policy, session.guard.agent.role, seconds)
     if refusal is not None:
         raise session.guard.deny(Denied(*refusal, WorkspacePath(""), Operation.CALL), Caller(name))
@@ -300,7 +300,7 @@ def _seconds(session: SessionContext, seconds: int | None) -> int:
 
 
 def _record_lease(session: SessionContext, operation: str, lease: Lease) -> Any:
-    """Record what the agent did to its lease; the lease as JSON."""
+    """Record an operation of the agent on its lease, and return the lease as JSON."""
     from bonobofs.session import lease_service  # noqa: PLC0415 - loading the database takes longer than most calls
 
     document = lease_service.as_document(lease)
@@ -315,7 +315,7 @@ def _holder(session: SessionContext) -> Holder:
 
 
 def _issue_call(name: str) -> Callable[..., Any]:
-    """A call about issues. Its module is imported by the first of them: most sessions make none."""
+    """Return a call about issues. The first such call imports its module, because most sessions make none."""
 
     def call(session: SessionContext, **arguments: Any) -> Any:
         from bonobofs.companion.beads_calls import BEADS_CALLS  # noqa: PLC0415 - as the docstring says
@@ -356,4 +356,4 @@ LIMITS: Final = {
     **dict.fromkeys(PUBLISHING_CALLS, (1, 32)),
     "ask.wait": (16, 16),
 }
-"""How many calls of each name run, and how many wait, at once. Each search has a process with much memory."""
+"""Limits for each name: calls that run, and calls that wait. Each search has a process with much memory."""

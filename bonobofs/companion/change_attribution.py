@@ -27,9 +27,9 @@ from bonobofs.system.paths import is_within
 from bonobofs.system.watcher_events import BEGAN, GONE, MADE, reachable
 
 _QUIET: Final = 0.25
-"""Seconds without another suspect after which a burst is over."""
+"""Seconds of quiet after which a burst ends."""
 _MAX_BURST: Final = 3.0
-"""Seconds after which a burst is attributed although it goes on."""
+"""Seconds after which a burst is attributed even if further changes follow."""
 _MAX_SINGLE: Final = 200
 """Paths of a burst that get an entry each; the rest are grouped by their top directory."""
 _MAX_NAMES: Final = 10
@@ -49,7 +49,7 @@ _MAX_INDEX: Final = 16 << 20
 class _Suspect(NamedTuple):
     kinds: int
     size: int
-    """Bytes of a regular file; `_ABSENT`: there is nothing; -1: something else."""
+    """Bytes of a regular file. `_ABSENT`: the path does not exist. -1: it is no regular file."""
     protected: bool
 
 
@@ -87,7 +87,7 @@ class ChangeAttribution:
     def report(self) -> None:
         """Send the server the changes of the burst that no session recorded."""
         burst, self._suspects = self._suspects, {}
-        # A file that was created and removed within the burst has changed nothing.
+        # A file that was created and removed within the burst leaves no change.
         suspects = {path: one for path, one in burst.items() if not (one.kinds & BEGAN and one.size == _ABSENT)}
         # git's lock file of the index may still exist when a burst ends. Its content shows when it becomes the index.
         suspects.pop(f"{_INDEX}.lock", None)
@@ -145,7 +145,7 @@ class GitIndex:
 
 
 def _index_entries(content: bytes) -> list[tuple[bytes, bytes]] | None:
-    """Mode, and object id with flags and path, of each entry of a SHA-1 index; None: it cannot be parsed."""
+    """Return mode, and object id with flags and path, of each entry of a SHA-1 index. None: it cannot be parsed."""
     entries = []
     try:
         signature, version, count = struct.unpack_from(">4sII", content)
@@ -163,7 +163,7 @@ def _index_entries(content: bytes) -> list[tuple[bytes, bytes]] | None:
 
 
 def _differences(suspects: dict[str, _Suspect]) -> Iterator[dict[str, Any]]:
-    """The elements of OUT_OF_BAND."""
+    """Yield the elements of OUT_OF_BAND."""
     groups: dict[tuple[str, bool], list[str]] = {}
     singles = 0
     for path, suspect in suspects.items():
@@ -186,7 +186,7 @@ def _differences(suspects: dict[str, _Suspect]) -> Iterator[dict[str, Any]]:
 
 
 def _enclosing_git(path: str) -> str:
-    """The `.git` that contains the path; "": none."""
+    """Return the `.git` that contains the path, or ""."""
     parts = path.split("/")
     return "/".join(parts[: parts.index(".git") + 1]) if ".git" in parts else ""
 
@@ -201,7 +201,7 @@ def _description(suspect: _Suspect) -> str:
 
 
 def _shared_git_dir(source: str) -> Path | None:
-    """The git directory that all work trees of the source's repository share; None: the source has no repository."""
+    """Return the git directory that all work trees of the source's repository share; None without a repository."""
     try:
         common = find_git_dirs(Path(source)).common
     except (OSError, GitError):
@@ -228,9 +228,9 @@ class _OtherTrails:
         """By old and new path, the time of the outcome. Changes below the old path are now below the new one."""
 
     def changed_since(self, since: float) -> set[str]:
-        """Paths, relative to this source, that other sessions have changed since then.
+        """Return the paths, relative to this source, that other sessions have changed since then.
 
-        A path that ends in `/` stands for everything below it.
+        A path that ends in `/` means everything below it.
         """
         directory = self._home / "trails"
         names = {name.removesuffix(".gz") for name in os.listdir(directory)}

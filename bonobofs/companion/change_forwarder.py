@@ -11,13 +11,13 @@ from bonobofs.system.inotify import Changes, UnwatchableError, Watcher
 from bonobofs.system.watcher_events import CLOSED, MODIFIED, NameEvents, encode
 
 _MIN_INTERVAL: Final = 0.02
-"""Seconds between two reads: changes that come in between go into one batch."""
+"""Seconds between two reads. Changes between them go into one batch."""
 _QUIET: Final = 0.2
 """Seconds without a change after which closed files are reported."""
 _MAX_DELAY: Final = 5.0
-"""Seconds after which closed files are reported in any case: the server remembers its own changes twice as long."""
+"""Seconds after which closed files are reported in any case. The server remembers its own changes twice as long."""
 _MAX_READS: Final = 100
-"""Reads of `read_all`, so that a process that never stops changing files cannot hold it."""
+"""Maximum of reads in `read_all`: a process may change files without end."""
 _MAX_CLOSED: Final = 20_000
 _FIRST_RETRY: Final = 1.0
 _MAX_RETRY: Final = 60.0
@@ -25,10 +25,10 @@ _MAX_RETRY: Final = 60.0
 
 
 class ChangeForwarder:
-    """Reads the watcher and sends its changes. It retries directories that cannot be watched.
+    """Reads the watcher and sends its changes. Retries directories that cannot be watched.
 
-    The close of a file matters only if the file was written through a mapping. The server itself closes every file
-    that was written through the mount. So closes are held back until the source is quiet.
+    The close of a file matters only if the file was written through a mapping. The server itself closes every file that
+    was written through the mount. So the forwarder delays closes until the source is quiet.
     """
 
     def __init__(self, channel: Channel, budget: int | None = None) -> None:
@@ -52,7 +52,7 @@ class ChangeForwarder:
         self._first_closed = 0.0
 
     def fileno(self) -> int:
-        """A descriptor that is readable when something has changed; -1: nothing is watched."""
+        """A descriptor that is readable after a change; -1 without a watcher."""
         return self._watcher.fileno() if self._watcher is not None else -1
 
     def seconds_until_read(self, now: float) -> float:
@@ -75,7 +75,7 @@ class ChangeForwarder:
         return self._watcher is not None and bool(self.gap)
 
     def retry(self, now: float) -> None:
-        """Try again to watch what is not watched, if the delay is over."""
+        """Try again to watch the unwatched directories, if the delay has passed."""
         if now < self._retry_at:
             return
         try:
@@ -91,7 +91,7 @@ class ChangeForwarder:
             self._set_gap(self._watcher.gap, now)
 
     def _set_gap(self, gap: str, now: float) -> None:
-        """Keep the gap, and send it to the server if it differs from what the server knows."""
+        """Store the gap, and send it to the server if it is another one."""
         if bool(gap) != bool(self.gap) or (gap and self._retry_delay == _MAX_RETRY and gap != self.gap):
             self._channel.send(MessageKind.WATCH, {"reason": gap, "part": bool(gap)})
         if gap and not self.gap:
@@ -114,7 +114,7 @@ class ChangeForwarder:
         self._send_closed()
 
     def read(self, now: float) -> bool:
-        """Send the changes since the last read; whether there were any.
+        """Send the changes since the last read. Return whether there were any.
 
         The watcher may be empty although it was readable: `read_all` may have run since the poll.
         """
@@ -137,7 +137,7 @@ class ChangeForwarder:
         return True
 
     def run_due(self, now: float) -> None:
-        """Retry, and send the closed files, if it is time."""
+        """Retry unwatched directories and send closed files, each when it is due."""
         self.retry(now)
         if self._closed and self._closed_due(now) <= 0:
             self._send_closed()

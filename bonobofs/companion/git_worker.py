@@ -1,4 +1,4 @@
-"""Supervise the git worker of a session: start it for the first publication, keep it, kill it when it hangs.
+"""Supervise the git worker of a session: start it for the first publication, reuse it, and kill it if it hangs.
 
 The worker judges. The companion relays its requests to the server, and sends it the server's policy and leases.
 """

@@ -47,9 +47,9 @@ _STOPPED: Final = 0
 
 
 class LeaseForwarder:
-    """Sends each lease snapshot to the server and acknowledges it once the server has applied it.
+    """Sends each lease snapshot to the server, and acknowledges it when the server has applied it.
 
-    A thread of its own, because a database that does not answer must not delay the event loop.
+    It runs in a thread, because a slow database must not delay the event loop.
     """
 
     def __init__(self, channel: Channel, config: SessionConfig) -> None:
@@ -66,7 +66,7 @@ class LeaseForwarder:
         self._thread.start()
 
     def on_applied(self, number: int) -> None:
-        """Accept the server's message that it judges by snapshot `number` now."""
+        """Note that the server has applied snapshot `number`."""
         self._applied.put(number)
 
     def stop(self) -> None:
@@ -141,17 +141,17 @@ class CompanionServices:
             return None
 
     def close_socket(self) -> None:
-        """Accept no more calls."""
+        """Close the guard socket. No further call is accepted."""
         if self._server is not None:
             self._server.close()
 
     def close(self) -> None:
-        """Accept no more calls, and end the git worker."""
+        """Close the guard socket, and end the git worker."""
         self.close_socket()
         self._git_worker.close()
 
     def _send_later(self, kind: MessageKind, document: dict[str, Any]) -> None:
-        """Send a message after every change that the watcher has seen by then. From the threads that answer calls."""
+        """Send a message after all changes that the watcher has seen. Called by the threads that answer calls."""
         self._deferred.put((kind, document))
         with suppress(BlockingIOError):
             os.write(self._wake_write, b"\0")
@@ -169,7 +169,7 @@ class CompanionServices:
             self._channel.send(kind, document)
 
     def run(self, messages: list[Message]) -> None:
-        """Serve until the server closes the channel; `messages` were received with the configuration."""
+        """Serve until the server closes the channel. `messages` were received with the configuration."""
         threading.Thread(target=self._git_worker.recover, name="bonobofs-recovery", daemon=True).start()
         for kind, body in messages:
             self._handle(kind, body, monotonic())
@@ -197,7 +197,7 @@ class CompanionServices:
                 self._questions.check(now)
 
     def _poll(self, now: float) -> set[int]:
-        """Wait until a descriptor is readable or a service is due; the readable descriptors."""
+        """Wait until a descriptor is readable or a service is due. Return the readable descriptors."""
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
@@ -264,10 +264,10 @@ def _leave_mount(config: CompanionConfig) -> CompanionStatus:
 
 
 def _new_namespaces() -> list[int]:
-    """Create the namespaces in a child process, and return their descriptors in the order of entry. OSError.
+    """Create the namespaces in a child process. Return their descriptors in the order of entry. OSError.
 
-    The kernel lets an ordinary user write the uid map of a traceable process only. The companion must never be
-    traceable, so a child without the channel to the server is.
+    For an ordinary user, the kernel lets only a traceable process have its uid map written. The companion must never be
+    traceable. So a child without the channel to the server is.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
@@ -294,7 +294,7 @@ def _new_namespaces() -> list[int]:
 
 
 def _detach_copies() -> None:
-    """Detach the new namespace's copies of other mounts: each would keep its server from ending."""
+    """Detach the new namespace's copies of other mounts. Each copy would keep the server of its mount alive."""
     if os.geteuid() == 0:  # the kernel locks them in the namespace of an ordinary user
         for mount in mounts.bonobofs_mounts():
             with suppress(OSError, MountError):
@@ -302,7 +302,7 @@ def _detach_copies() -> None:
 
 
 def _open_namespaces() -> list[int]:
-    """Descriptors of the namespaces of this process, in the order of entry."""
+    """Return descriptors of the namespaces of this process, in the order of entry."""
     names = ("mnt",) if os.geteuid() == 0 else ("user", "mnt")
     return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
 
@@ -329,7 +329,7 @@ def _send_status(channel: Channel, status: CompanionStatus) -> None:
 
 
 def _receive_config(channel: Channel) -> tuple[CompanionConfig, list[Message]]:
-    """The configuration, and the messages that came with it. EOFError."""
+    """Return the configuration, and the messages that came with it. EOFError."""
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     messages: list[Message] = []
@@ -340,9 +340,10 @@ def _receive_config(channel: Channel) -> tuple[CompanionConfig, list[Message]]:
 
 
 def main(fd: int) -> int:
-    """Serve beside the server at the other end of the socket `fd` until the server ends; the exit status.
+    """Run the companion of the server at the other end of the socket `fd` until the server ends. Return the exit
+    status.
 
-    The server has forked this process, so the kernel has never allowed another process of the user to trace it.
+    The server has forked this process, so no other process of the user could ever trace it.
     """
     syscalls.die_with_parent()
     channel = Channel(socket.socket(fileno=fd), blocking=True)

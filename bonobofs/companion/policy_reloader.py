@@ -17,14 +17,14 @@ _INTERVAL: Final = 0.15
 """Seconds between two checks. A change is loaded once two checks see the same file: an editor may still write it."""
 
 Fingerprint = tuple[int, int, int, int, int] | None
-"""Device, inode number, mtime, ctime and size of the file; None: there is no file."""
+"""Device, inode number, mtime, ctime and size of the file; None: it does not exist."""
 
 
 class PolicyReloader:
     """Checks the policy file by its name, so that a write, a rename and a changed symlink are all seen."""
 
     def __init__(self, channel: Channel, config: CompanionConfig) -> None:
-        """After a restart of the companion, the first check loads the file in case it changed meanwhile."""
+        """After a restart of the companion, the first check loads the file, because it may have changed."""
         session = config.session
         self._channel: Final = channel
         self._file: Final = Path(session.policy_file) if session.policy_file else None
@@ -56,7 +56,7 @@ class PolicyReloader:
             self.load(always=False)
 
     def load(self, *, always: bool = True) -> None:
-        """Load the policy and send it to the server; with `always`, even if its meaning is unchanged."""
+        """Load the policy and send it to the server. `always`: send it even if its meaning is unchanged."""
         if self._file is None:
             return
         from bonobofs.session import registration  # noqa: PLC0415 - loads pydantic
@@ -93,7 +93,7 @@ class PolicyReloader:
 
 
 def _owner_and_time(file: Path) -> dict[str, Any]:
-    """{"owner", "modified"} of the policy file; {} if it is gone.
+    """Return {"owner", "modified"} of the policy file; {} if it does not exist.
 
     Linux does not record which process wrote a file. The owner is the best evidence of the author.
     """

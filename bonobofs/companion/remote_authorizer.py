@@ -42,7 +42,7 @@ SendLater = Callable[[MessageKind, dict[str, Any]], None]
 
 
 class RemoteAuthorizer:
-    """An `Authorizer`. Used by many threads; `on_reply` and `change_policy` by the event loop."""
+    """An `Authorizer` for many threads. The event loop calls `on_reply` and `change_policy`."""
 
     def __init__(self, channel: Channel, agent: Principal, policy: dict[str, Any], send_later: SendLater) -> None:
         """`send_later` sends a message after every change that the watcher has seen by then."""
@@ -56,7 +56,7 @@ class RemoteAuthorizer:
         self._grant_lock: Final = threading.Lock()
 
     def change_policy(self, policy: dict[str, Any], generation: int) -> None:
-        """Use the policy by which the server judges from now on."""
+        """Use the policy that the server has installed."""
         self.policy = compile_policy(policy, generation)
         self.plain_policy = policy
 
@@ -72,12 +72,12 @@ class RemoteAuthorizer:
         return decode_decision(self._ask(MessageKind.DECIDE, {"question": encode_request(request, context)})[1])
 
     def explain(self, change: PlannedChange) -> tuple[Operation, Permit | Denied]:
-        """The decision of the mount, and the operation that it is about. OSError: the path cannot be looked up."""
+        """Return the operation and the decision of the mount. OSError: the path cannot be looked up."""
         reply = self._ask(MessageKind.EXPLAIN, change._asdict())[1]
         return Operation(reply["operation"]), decode_decision(reply)
 
     def decide_each(self, questions: list[tuple[Request, Context]]) -> dict[int, Denied]:
-        """The denials of the mount, by the index of the question."""
+        """Return the denials of the mount, by the index of the question."""
         denied = {}
         for offset in range(0, len(questions), _BATCH):
             encoded = [encode_request(*question) for question in questions[offset : offset + _BATCH]]
@@ -86,7 +86,7 @@ class RemoteAuthorizer:
         return denied
 
     def grant(self, buffer: int, at: int, size: int) -> int:
-        """Let a git command take in published files; the number for `withdraw`. OSError.
+        """Grant published files to a git command. Return the number of the grant, for `withdraw`. OSError.
 
         `buffer` is a file with their content and, `size` bytes at `at`, their list (`fuse.git_grants`).
         """
@@ -98,7 +98,7 @@ class RemoteAuthorizer:
         return number
 
     def withdraw(self, number: int) -> list[str]:
-        """End a grant; the paths that the command has taken in."""
+        """End a grant. Return the paths that the command has brought to their published content."""
         taken: list[str] = self._ask(MessageKind.REVOKE, {"grant": number})[1]["taken"]
         return taken
 
@@ -116,7 +116,7 @@ class RemoteAuthorizer:
         return admission
 
     def authorize_judged(self, request: Request, document: dict[str, Any]) -> Admission | None:
-        """As `authorize`, with the fields of AUTHORIZE. None: the `generation` of `document` is outdated."""
+        """As `authorize`, with the fields of AUTHORIZE. Return None if the `generation` of `document` is outdated."""
         number, reply = self._ask(MessageKind.AUTHORIZE, document)
         if "stale" in reply:
             return None
@@ -128,7 +128,7 @@ class RemoteAuthorizer:
         )
 
     def generation(self) -> dict[str, Any]:
-        """{"generation", "leases"} by which the server judges now; "leases" is "none", "known" or "unknown"."""
+        """Return {"generation", "leases"} of the server. "leases" is "none", "known" or "unknown"."""
         return self._ask(MessageKind.DECIDE, {})[1]
 
     def record_call(self, request: Request, context: Context = NO_FACTS, /, **record: Unpack[CallRecord]) -> None:
@@ -175,7 +175,7 @@ class RemoteAuthorizer:
             raise OSError(errno.ETIMEDOUT, stale)
 
     def _ask(self, kind: MessageKind, document: dict[str, Any]) -> tuple[int, Reply]:
-        """The number of the request, and the reply. OSError: the server is gone, or failed."""
+        """Send a request. Return its number and the reply. OSError: the server is gone, or failed."""
         number, pending = self._register()
         try:
             sent = self._channel.send(kind, {**document, "id": number})

@@ -19,12 +19,12 @@ from bonobofs.files.file_tools import FileTools
 from bonobofs.ipc.session_config import SessionConfig
 
 Content = NewType("Content", str)
-"""A text that only the size of the call limits."""
+"""A text without a limit of its own. The size of the call limits it."""
 
 _MAX_TEXT: Final = 1 << 16
 """Characters of any other text."""
 OTHERS: Final = "**"
-"""The name under which a call takes arguments of any other name."""
+"""Key of the type of all arguments that are not listed."""
 
 
 @cache
@@ -115,19 +115,19 @@ class SessionContext:
         self.change_lock: Final = threading.Lock()
         self.commands: Final = GrantedCheckouts()
         self.git_worker: GitWorker
-        """Set by the companion, whose services the worker needs."""
+        """Set by the companion: the worker needs services of the companion."""
         self.questions: SessionQuestions
-        """Set by the companion, too."""
+        """Set by the companion."""
         self.access_path: Final = "."
         self.network_error = ""
         """Why the operator's network list cannot be read, as last recorded."""
 
     @cached_property
     def tools(self) -> FileTools:
-        """The file tools of its role."""
+        """The file tools of the session's role."""
         return FileTools(self)
 
     @cached_property
     def files(self) -> FileGuard:
-        """Its guarded files."""
+        """The guarded files of the session."""
         return FileGuard(self)

@@ -1,4 +1,4 @@
-"""The questions of a session: stored for the operator, and answered to the server and to waiting agents."""
+"""The questions of a session: store them for the operator, and pass the answers to the server and to waiting agents."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from bonobofs.state.question_files import (
 )
 
 _INTERVAL: Final = 0.2
-"""Seconds between two looks at answers.json, and between two writes of questions.json."""
+"""Seconds between two checks of answers.json, and between two writes of questions.json."""
 _MOST_STORED: Final = 1000
 LONGEST_WAIT: Final = 3600.0
 """Seconds for which one call waits for an answer."""
 
 
 class SessionQuestions:
-    """Used by the event loop of the companion; `wait` by the threads that answer calls."""
+    """The event loop of the companion uses it. The threads that answer calls use `wait`."""
 
     def __init__(self, channel: Channel, config: SessionConfig) -> None:
         """After a restart of the companion, the files have the earlier questions and answers."""

@@ -34,11 +34,11 @@ MAX_CONNECTIONS: Final = 64
 MAX_LINE: Final = 16 << 20
 """Bytes of a call, without its newline."""
 _MAX_MEMORY: Final = 64 << 20
-"""Bytes of all connections together."""
+"""Maximum of bytes of all connections together."""
 _TIMEOUT: Final = 10.0
-"""Seconds in which a caller must complete a line that it has begun, and take an answer."""
+"""Seconds within which a caller must complete a line, and must take an answer."""
 _ACCEPT_PAUSE: Final = 0.1
-"""Seconds until the next attempt if a connection cannot be accepted, as without free descriptors."""
+"""Seconds until the next attempt if a connection cannot be accepted, for example without free descriptors."""
 _MAX_FDS: Final = 2
 """Descriptors that a connection may send with a call; the kernel closes further ones."""
 _BLOCK: Final = 1 << 16
@@ -49,15 +49,15 @@ _SO_PEERGROUPS: Final = 59
 _MAX_GROUPS: Final = 256
 
 _MAX_CALL: Final = 1 << 20
-"""Bytes of a call with neither the content of a file nor a list of paths."""
+"""Maximum of bytes of a call without the content of a file and without a list of paths."""
 _MAX_LISTS: Final = 4 << 20
-"""Bytes of a call with a list of paths; its trail entry has each of them, and readers accept 16 MiB."""
+"""Maximum of bytes of a call with a list of paths. Its trail entry has each path, and readers accept 16 MiB."""
 _MAX_CALLS: Final = {
     "write_file": MAX_LINE + (1 << 20),
     "git.preflight": _MAX_LISTS,
 }
 _MAX_STRUCTURE: Final = 1 << 18
-"""Bytes of a call outside of its strings: each value takes much more memory once it is parsed."""
+"""Maximum of bytes of a call outside of its strings. A parsed value takes much more memory than its text."""
 _NAME: Final = re.compile(rb'\s*\{\s*"call"\s*:\s*"([a-z_.]{1,64})"')
 """The beginning of a long call, which must give the name first."""
 _MAX_LOGGED: Final = 200
@@ -78,7 +78,7 @@ class _Gate:
 
     @contextmanager
     def hold(self, name: str) -> Iterator[None]:
-        """Wait until a call may run. OSError, EAGAIN: too many calls wait."""
+        """Wait until a call may run. OSError, EAGAIN: the queue is full."""
         if not self._places.acquire(blocking=False):
             raise OSError(errno.EAGAIN, f"{self._waiting} calls of {name} wait to be answered; try again")
         try:
@@ -115,11 +115,11 @@ class _Connection:
 
     @property
     def freed_by_drop(self) -> int:
-        """Bytes that are free once the connection is dropped."""
+        """Bytes that a drop of the connection would free."""
         return 0 if self.is_dropped else self.held - self.running + self.outgoing
 
     def receive_line(self, on_receive: Callable[[int], None]) -> bytes | None:
-        """The next line; None if the connection ends or the line is too long. OSError.
+        """Return the next line; None if the connection ends or the line is too long. OSError.
 
         `on_receive` is called with the number of bytes that were received.
         """
@@ -154,7 +154,7 @@ class _Connection:
 
 
 class SocketServer:
-    """Listens from its construction to `close`."""
+    """Listens until `close`."""
 
     def __init__(
         self, directory: Path, handler: Handler, limits: Mapping[str, tuple[int, int]], guest: int | None = None
@@ -177,7 +177,7 @@ class SocketServer:
         threading.Thread(target=self._run, name="bonobofs-socket", daemon=True).start()
 
     def close(self) -> None:
-        """Accept no more calls; running calls go on."""
+        """Stop listening. Running calls continue."""
         self._is_closing = True
         self._path.unlink(missing_ok=True)
 
@@ -301,7 +301,7 @@ def _refuse(end: socket.socket, error: OSError) -> None:
 
 
 def _parse_call(line: bytes) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a call. UsageError."""
+    """Return name and arguments of a call. UsageError."""
     if len(line) > _MAX_CALL:
         start = _NAME.match(line)
         if start is None:
@@ -320,7 +320,7 @@ def _parse_call(line: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def _check_size(name: str, line: bytes) -> None:
-    """UsageError if the call is longer than calls of that name may be."""
+    """Raise UsageError if the call is longer than calls of its name may be."""
     limit = _MAX_CALLS.get(name, _MAX_CALL)
     if len(line) > limit:
         raise UsageError(f"a call of {name:.{_MAX_LOGGED}} has at most {limit} bytes; send less in one call")
@@ -343,7 +343,7 @@ def _encode(document: dict[str, Any]) -> bytes:
 
 @contextmanager
 def _acting_as(uid: int, gid: int, groups: tuple[int, ...]) -> Iterator[None]:
-    """Make this thread create files as another user, with that user's rights, as the mount does. For root."""
+    """Make this thread create files as another user with that user's rights, as the mount does. Needs root."""
     syscalls.set_file_identity(uid, gid, groups)
     try:
         yield
@@ -352,7 +352,7 @@ def _acting_as(uid: int, gid: int, groups: tuple[int, ...]) -> Iterator[None]:
 
 
 def _peer_groups(end: socket.socket) -> tuple[int, ...]:
-    """The supplementary groups of the caller when it connected."""
+    """Return the supplementary groups of the caller when it connected."""
     data = end.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MAX_GROUPS)
     return struct.unpack(f"={len(data) // 4}I", data)
 
@@ -374,10 +374,10 @@ def _listen(directory: Path, guest: int | None) -> socket.socket:
 
 
 def _accepted_uids(guest: int | None) -> frozenset[int]:
-    """The session's own uid, root's and the guest's.
+    """Return the uids of the session, of root and of the guest.
 
     In a user namespace without root, the kernel shows root's uid as the overflow uid, as it does every unmapped uid.
-    Other unmapped users cannot connect: the socket and its directory are open to their owner alone.
+    Other unmapped users cannot connect: only their owner may open the socket and its directory.
     """
     accepted = {os.geteuid(), 0} if guest is None else {os.geteuid(), 0, guest}
     if all(int(line.split()[0]) for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()):

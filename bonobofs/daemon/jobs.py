@@ -64,7 +64,7 @@ class PeriodicJob(ABC):
     """Seconds between two steps."""
 
     def __init__(self, home: Path) -> None:
-        """Nothing is opened yet. A step that cannot open something is tried again."""
+        """A step opens what it needs, and tries again after a failure."""
         self._home: Final = home
         self._opened = contextlib.ExitStack()
         self._database: Database | None = None

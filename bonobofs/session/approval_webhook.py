@@ -1,7 +1,7 @@
 """Send a question to an HTTP service and read its answer: the unsigned form of nono's approval webhook, version 1.
 
-One POST holds the connection until the service answers or the time is over. Redirects are not followed.
-Source: docs/protocols/approval-webhook-v1.md of nolabs-ai/nono.
+One POST holds the connection until the service answers or the timeout passes. Redirects are not followed. Source:
+docs/protocols/approval-webhook-v1.md of nolabs-ai/nono.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WebhookAnswer(NamedTuple):
     """The decision of a service."""
 
     allows: bool | None
-    """None: no decision; `note` says why."""
+    """None: no decision. `note` has the reason."""
     note: str = ""
 
 

@@ -80,7 +80,7 @@ class ServerStart:
     def serve(self, config: SessionConfig) -> str:
         """Send the configuration. Return "" when the server is ready, else its error in one line."""
         handle, self._config = self._config, -1
-        # A server that has ended reads nothing; its error is read below.
+        # A server that has ended does not read this. Its error is read below.
         with contextlib.suppress(BrokenPipeError), os.fdopen(handle, "wb") as pipe:
             pipe.write(config.to_json().encode())
         try:
@@ -118,7 +118,7 @@ def companion_program(source: str, mountpoint: str, module: str = COMPANION) -> 
         found = importlib.util.find_spec(name)
         if found is not None and found.origin is not None:
             directories.append(Path(found.origin).resolve().parent.parent)
-    # The agent must not be able to change a library, so none is loaded from the source or the mount.
+    # A library in the source or the mount could be changed by the agent. So no library is loaded from there.
     writable = (Path(source), Path(mountpoint))
     safe = {str(each): None for each in directories if not any(is_within(each, one) for one in writable)}
     return CompanionProgram(module, list(safe))
@@ -149,7 +149,7 @@ def is_dead(mountpoint: str) -> bool:
 
 
 def exec_server(config: SessionConfig, earlier: list[str]) -> NoReturn:
-    """Turn this process into the server. A small process, started before, probes the mount."""
+    """Replace this process by the server. A child that was started before probes the mount."""
     mountpoint = config.mountpoint
     ready, ready_end = os.pipe()
     subprocess.run(
@@ -256,7 +256,7 @@ OLDEST_KERNEL: Final = (5, 12)
 
 
 class TransportChoice(NamedTuple):
-    """A transport. `packages`: directory of mfusepy; `notes`: sentences for the operator."""
+    """The transport for a mount. `packages`: directory of mfusepy; `notes`: sentences for the operator."""
 
     name: str
     packages: str | None = None

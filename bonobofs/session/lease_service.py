@@ -39,10 +39,10 @@ class LeaseTerms(NamedTuple):
 
 
 def acquire(home: Path, holder: HolderOption | Holder, patterns: list[str], terms: LeaseTerms) -> Lease:
-    """Acquire a lease and return when every live session enforces it. A new agent is registered.
+    """Acquire a lease and return when every live session enforces it.
 
-    Raises UsageError, ForbiddenError, StateError. After an interrupt or a database error during the wait, the lease
-    stays granted and the message says so.
+    A new agent is registered. Raises UsageError, ForbiddenError, StateError. After an interrupt or a database error
+    during the wait, the lease stays granted, and the message states that.
     """
     for pattern in patterns:
         try:
@@ -95,7 +95,7 @@ def _await_sessions(database: Database, change: LeaseChange, result: str) -> Lea
 
 
 def _source(home: Path, directory: Path) -> str:
-    """Return the source of a directory; a mountpoint stands for its source.
+    """Return the source of a directory. For a mountpoint this is the source of its mount.
 
     UsageError for a directory inside a source: patterns begin at the source's root.
     """

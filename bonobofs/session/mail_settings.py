@@ -79,9 +79,9 @@ class WitnessReport(NamedTuple):
     findings: list[Finding]
     """Differences between the trails and the posted heads."""
     letters: int
-    """Number of letters of this state directory on the servers. With 0 nothing is confirmed."""
+    """Number of letters of this state directory on the servers. 0 confirms no trail."""
     unknown: list[str]
-    """UUIDs of sessions with settings and without a letter: it was not sent yet, or it was removed."""
+    """UUIDs of sessions that have settings and no letter: the first letter is still to be sent, or it was removed."""
 
 
 def ask_witnesses(home: Path) -> WitnessReport:

@@ -30,7 +30,7 @@ _MOST_LINKS = 40
 
 
 def check(source: Path, mountpoint: Path, home: Path) -> None:
-    """Raise MountError, one line with the remedy, if this pair cannot be served. Paths must be free of symlinks."""
+    """Raise MountError, one line with the remedy, if this pair cannot be served. The paths have no symlinks."""
     check_source(source, home)
     if not mounts.at(mountpoint):
         _check_directory(mountpoint, "mountpoint")
@@ -72,7 +72,7 @@ def resolve(path: Path, name: str, *, allow_writable_parents: bool) -> Path:
         try:
             above, st = os.stat(here), os.lstat(entry)
         except OSError:
-            return Path(entry, *reversed(pending))  # the caller checks next whether the path exists
+            return Path(entry, *reversed(pending))  # the caller checks next that the path exists
         is_link = stat.S_ISLNK(st.st_mode)
         if (is_link or not allow_writable_parents) and _is_replaceable(above, st, here):
             remedy = "name the directory itself" if is_link else "or allow it: --allow-writable-parents"

@@ -66,10 +66,10 @@ class MountRequest(NamedTuple):
     """Accept a source and mountpoint that another user can replace before bonobofs opens them."""
     keep_scratch: bool = False
     observe: bool = False
-    """Permit and record what the policy refuses by rule, role or name."""
+    """Make and record changes that the policy refuses by rule, role or name."""
     chain: str | None = None
     user: str | None = None
-    """Name or uid of a user other than root who may use the mount and call the session."""
+    """Name or uid of another user, except root, who may use the mount and call the session."""
     issue: str | None = None
     """Issue of the work; the session's commits name it."""
     workspace: Path | None = None
@@ -81,7 +81,7 @@ class MountRequest(NamedTuple):
 
 
 class MountedSession(NamedTuple):
-    """A session that is served. `notes`: sentences for the operator."""
+    """A mounted session. `notes`: sentences for the operator."""
 
     session: Session
     notes: tuple[str, ...]
@@ -90,7 +90,7 @@ class MountedSession(NamedTuple):
 
 
 def start(home: Path, request: MountRequest) -> MountedSession:
-    """Mount in the background and return when the mount answers. On failure everything is undone; BonobofsError."""
+    """Mount in the background and return when the mount answers. A failure undoes everything. BonobofsError."""
     with _mount_lock(home):
         registered, config, earlier, notes = _prepare(home, request)
         session, mountpoint = registered.session, config.mountpoint
@@ -290,9 +290,9 @@ def _also_mounted(home: Path, source: Path) -> tuple[str, ...]:
 
 
 def _crashed_sessions(home: Path, source: Path, policy: Policy) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the sessions of this source that crashed, and where the source differs from their trails.
+    """Return the crashed sessions of this source, and the differences between the source and their trails.
 
-    They are compared only after an unclean boot, which may lose the last changes or the last entries.
+    The source is compared only after an unclean boot, which may lose the last changes or the last entries.
     """
     sessions = [session for session in read_all(home)[0] if session.source == str(source)]
     over = [one for one in sessions if one.ended is None and not lives(one)]
@@ -336,7 +336,7 @@ def _note_staging(source: Path, policy: Policy) -> tuple[str, ...]:
 
 
 def _undo(home: Path, session: Session, covered: int, *, served: bool) -> None:
-    """End the server and remove everything that was created, also the trail of a session that never served."""
+    """End the server and remove everything that was created. This includes the trail of a session that never served."""
     if session.pid is not None and session.starttime is not None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             processes.send(session.pid, session.starttime, number)

@@ -77,7 +77,7 @@ _GIT_SECONDS: Final = 60
 
 
 class Project(NamedTuple):
-    """Content of a source as `init` found it."""
+    """The content of a source when `init` read it."""
 
     source: Path
     languages: tuple[str, ...]

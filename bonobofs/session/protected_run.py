@@ -30,7 +30,7 @@ _LISTED: Final = 100
 
 
 class Protection(NamedTuple):
-    """What `run` protects, and where it records a violation."""
+    """The directories that `run` protects, and the place of the record of a violation."""
 
     directories: Sequence[str]
     artifacts: Path
@@ -83,7 +83,7 @@ def record_violation(home: Path, violation: dict[str, Any], **more: str) -> None
 
 
 class ProtectedRun:
-    """The check around one run, as a context manager. It does nothing if there is no protection.
+    """The check around one run, as a context manager. Without a protection it does nothing.
 
     Its exit compares the protected directories, reverts, and records a violation.
     """

@@ -29,7 +29,8 @@ from bonobofs.state.sessions import Session, note_ends, save
 from bonobofs.system.processes import start_time
 
 _SYNCED_EVERY: Final = 1.0
-"""Seconds between syncs of the trail: power loss or truncation can remove at most this much undetected."""
+"""Seconds between syncs of the trail. Power loss or truncation can remove at most the entries of this time undetected.
+"""
 
 _RENEW_SECONDS: Final = 1.0
 """Seconds that a change waits for an expired lease snapshot to be renewed."""
@@ -50,7 +51,7 @@ class ChangeLock:
 
     @property
     def __enter__(self) -> Callable[[], bool]:
-        # The lease thread may only be late. Poll, because an Event has a lock written in Python.
+        # Only the lease thread polls here: an Event has a lock written in Python.
         deadline = monotonic() + _RENEW_SECONDS
         while self._enforcer.leases_expired() and monotonic() < deadline:
             sleep(_PAUSE)
@@ -89,7 +90,7 @@ class OpenSession(NamedTuple):
 
     @property
     def access_path(self) -> str:
-        """Path of the source."""
+        """Path by which to open the source."""
         return self.session.source
 
 

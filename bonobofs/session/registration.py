@@ -29,7 +29,7 @@ class ChosenPolicy(NamedTuple):
     origin: str
     """`preset:NAME`, else the file's path without symlinks."""
     file: Path
-    """The path that was given. A reload reads it again."""
+    """The requested path. A reload reads it again."""
     document: PolicyDocument
     compiled: Policy
     why: str
@@ -47,7 +47,7 @@ class ChosenPolicy(NamedTuple):
 
 
 def note_on_audit(home: Path, file: Path, document: PolicyDocument) -> str:
-    """Return a sentence if the policy sets limits of the audit log that have no effect, else ""."""
+    """Return a sentence if limits of the audit log in the policy have no effect, else ""."""
     if document.audit == AuditTable() or os.path.realpath(file) == os.path.realpath(home / "policy.toml"):
         return ""
     return f"[audit] has no effect in {file}; only {home / 'policy.toml'} limits the audit log"

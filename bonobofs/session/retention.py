@@ -40,9 +40,9 @@ Condition = Callable[[], bool]
 
 
 def compress_ended(home: Path, most: int | None = AT_ONCE, may_continue: Condition = lambda: True) -> list[str]:
-    """Compress the trails of ended sessions, at most `most` bytes in total; return one line per failure.
+    """Compress the trails of ended sessions, at most `most` bytes in total. Return one line per failure.
 
-    If another process holds the lock, do nothing.
+    If another process holds the lock, return at once.
     """
     with locked_if_free(home / _LOCK, retry=try_once) as is_ours:
         return _compress_ended(home, most, may_continue) if is_ours else []
@@ -76,7 +76,7 @@ class Pruning(NamedTuple):
 
     pruned: list[Tombstone]
     kept: dict[str, str]
-    """Due trails that were not pruned: session UUID to reason."""
+    """The due trails that were kept: session UUID to reason."""
     failures: list[str]
     """One line for each trail that could not be compressed."""
 

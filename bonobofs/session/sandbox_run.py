@@ -79,11 +79,11 @@ class _Workspace(NamedTuple):
 
 
 def run(home: Path, request: RunRequest, report: Callable[[str], None]) -> int:
-    """Run a command in the sandbox; return its exit status. `report` gets sentences for the operator.
+    """Run a command in the sandbox and return its exit status. `report` gets sentences for the operator.
 
-    Returns 128 and the number for a signal, 127 if there is no such command, 126 if it cannot be run, 124 if its time
-    is over, and 77 after a violation of `request.protection`. BonobofsError: the sandbox or one of its layers is not
-    available, and nothing has run.
+    Returns 128 and the number for a signal, 127 if there is no such command, 126 if it cannot be run, 124 after its
+    time limit, and 77 after a violation of `request.protection`. BonobofsError: the sandbox or one of its layers is not
+    available, and the command has not run.
     """
     find_bwrap()
     if last_step.landlock_abi() < last_step.OLDEST_ABI:
@@ -160,7 +160,7 @@ def _check_source(source: Path, account: Account) -> None:
 
 
 def _check_hidden(directory: Path, read: Sequence[str]) -> None:
-    """Raise UsageError if the sandbox would show a directory of a repository beside its worktree."""
+    """Raise UsageError if the sandbox would show more of a repository than its worktree."""
     for path in (*map(os.path.realpath, bwrap_arguments.SYSTEM), *bwrap_arguments.own_code(), *read):
         if is_within(directory, path) or is_within(path, directory):
             raise UsageError(
@@ -301,7 +301,7 @@ def _environment(home: Path, workspace: _Workspace, view: View, names: Sequence[
 
 
 def _check_command(name: str, view: View) -> None:
-    """Raise UsageError if the machine has the command, and the sandbox does not show it."""
+    """Raise UsageError if the machine has the command and the sandbox hides it."""
     found = shutil.which(name) if "/" not in name or name.startswith("/") else None
     if found is None or name in ("git", "bd"):
         return
@@ -334,7 +334,7 @@ class _Keeper:
         os.close(write)
 
     def tell(self, **facts: Any) -> None:
-        """Send what the keeper needs at the end: the mountpoint, the first process of the sandbox."""
+        """Send the keeper facts for the end: the mountpoint, or the first process of the sandbox."""
         with contextlib.suppress(BrokenPipeError):  # __exit__ reports that the keeper was killed
             os.write(self._orders, json.dumps(facts).encode() + b"\n")
 
@@ -352,7 +352,7 @@ class _Keeper:
             raise MountError(text or "the mount may still exist; see bonobofs status")
 
     def _keep(self, read: int, write: int, saved: list[Any] | None) -> int:
-        """Wait for the end of the launcher, then end what it started. Runs in the keeper."""
+        """Wait until the launcher ends, then end the mount and the sandbox. Runs in the keeper."""
         os.setsid()
         for number in (*_FORWARDED, signal.SIGTTOU, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)

@@ -1,6 +1,6 @@
 """List the sessions and their states, from the register, the process table and the mount table.
 
-Nothing here reads from a mount: a mount whose server hangs would hang the reader.
+No function here reads from a mount: a mount whose server hangs would hang the reader.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SessionStatus(NamedTuple):
     """Its `policy` is the last one in force."""
     state: SessionState
     watch: str | None = None
-    """`watching`, or why external changes are polled once a second; None if it is not served."""
+    """`watching`, or why external changes are found by polling once a second; None if it is not served."""
     policy_error: str | None = None
     """Why the current policy file is not in force."""
     leases: str | None = None
@@ -62,9 +62,9 @@ class SessionStatus(NamedTuple):
     caches: str | None = None
     """Why kernel caching is off and cached data may be stale."""
     observes: bool = False
-    """What its rules refuse is made and recorded."""
+    """Changes that its rules refuse are made and recorded."""
     unreadable: str | None = None
-    """Why its live.json cannot be read; the fields above are then those at its start."""
+    """Why its live.json cannot be read. If it cannot, the fields above have their values at the session's start."""
 
     @property
     def unwatched(self) -> str:

@@ -26,14 +26,14 @@ _NAMED = 5
 
 
 class Unmounted(NamedTuple):
-    """What `unmount_session` did."""
+    """Result of `unmount_session`."""
 
     live: bool
     """A served mount was unmounted."""
     dead: int
     """Number of dead mounts that were unmounted."""
     closed: bool
-    """The trail has its closing entry, as far as this state directory has it."""
+    """The trail has its closing entry, as far as this state directory has the trail."""
     copies: tuple[str, ...] = ()
     """Remaining dead copies of the mount: other mountpoints, and processes of other namespaces."""
     remover: int | None = None

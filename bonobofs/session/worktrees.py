@@ -58,7 +58,7 @@ class AddedWorktree(NamedTuple):
     worktree: Worktree
     work: Path
     mounted: MountedSession | None
-    """None: it existed and was mounted already."""
+    """None: the worktree was mounted before."""
 
 
 class RemovedWorktree(NamedTuple):

@@ -245,7 +245,7 @@ class _Compared:
         """Ids of leases without a conflict."""
 
     def first_conflict(self, candidates: Iterable[Lease], deadline: float = math.inf) -> Conflict | None:
-        """Return the first conflict. _LateError: at the deadline; the comparisons so far are kept."""
+        """Return the first conflict. _TimeLimitError: the deadline has passed; the comparisons so far are kept."""
         for lease in candidates:
             if lease.id in self._compatible:
                 continue

@@ -1,4 +1,4 @@
-"""Teams, agents, sessions, leases, and how far couriers have come."""
+"""Teams, agents, sessions, leases, and the cursors of couriers."""
 
 from __future__ import annotations
 
