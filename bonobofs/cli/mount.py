@@ -17,6 +17,7 @@ from bonobofs.fuse import cpu_latency
 from bonobofs.git.session_repository import Kept
 from bonobofs.ipc.client import call
 from bonobofs.session import SessionState
+from bonobofs.state.question_files import open_questions
 
 _NAMED: Final = 5
 
@@ -239,6 +240,8 @@ def _notes(entry: session.SessionStatus) -> list[str]:
         notes.append(f"{where}: {entry.unreadable}")
     if entry.observes:
         notes.append(f"{where}: observes: what the rules refuse is made and recorded")
+    if entry.state in session.SERVED and (questions := open_questions(session.home(), entry.session.session)):
+        notes.append(f"{where}: {questions} questions wait for an answer: bonobofs ask list")
     if entry.leases is not None:
         notes.append(f"{where}: the leases are unknown, so every change of the source is refused: {entry.leases}")
     if entry.caches is not None:

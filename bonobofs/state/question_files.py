@@ -143,6 +143,15 @@ def read_questions(directory: Path) -> Questions:
         raise StateError(f"the questions in {directory} are not those that bonobofs wrote: {error}") from error
 
 
+def open_questions(home: Path, session: str) -> int:
+    """Return how many questions of a session wait for an answer; 0 if its files cannot be read."""
+    try:
+        found = read_questions(session_directory(home, session))
+    except (OSError, StateError):
+        return 0
+    return sum(found.state_of(one) is QuestionState.OPEN for one in found.questions.values())
+
+
 def write_questions(directory: Path, found: Questions) -> None:
     """Write questions.json. Only the companion of the session calls this."""
     questions = {name: dataclasses.asdict(each) for name, each in found.questions.items()}
