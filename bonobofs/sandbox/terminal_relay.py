@@ -1,12 +1,13 @@
 """The standard streams of a command: a terminal of its own, or pipes, and the loop that moves their bytes.
 
-The command never gets a descriptor of the operator's terminal or of a regular file of the operator. With the terminal
-it could type commands into the outer shell, and a file it could reopen with other rights.
+The command never gets a descriptor of the operator, except of /dev/null. With the terminal it could type commands into
+the outer shell. A file or a pipe it could reopen in /proc/self/fd, and read what other programs write there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import pty
@@ -24,51 +25,89 @@ _SUSPEND: Final = b"\x1a"
 _SECONDS_TO_STOP: Final = 0.5
 """Seconds after Ctrl-Z in which the relay looks whether the command has stopped."""
 _LOOK_AGAIN: Final = 0.02
+_STANDARD: Final = (0, 1)
+_ERRORS: Final = 2
+_CLOSED: Final = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
 class _Pump:
-    """Moves bytes from one descriptor to another. The target is closed at the end of the source."""
+    """Moves bytes from one descriptor to another, and passes the end of each on to the other. It never waits.
+
+    The operator's pipes are not set to O_NONBLOCK, because other programs use them too.
+    """
 
     def __init__(self, source: int, target: int, *, closes: bool, is_input: bool) -> None:
-        self.source = source
-        self.target = target
-        self.closes = closes
-        self.is_input = is_input
+        """`closes`: source and target are closed at the end."""
+        self.source: Final = source
+        self.target: Final = target
+        self.is_input: Final = is_input
         self.pending = b""
+        """Bytes that the target has not taken yet."""
         self.is_open = True
+        self._closes: Final = closes
+        kind = stat.S_IFMT(os.fstat(target).st_mode)
+        self._may_wait: Final = kind in (stat.S_IFIFO, stat.S_IFSOCK)
+        self._at_end = False
 
-    def read(self) -> bytes:
-        """Read what is there, and write it or keep it as `pending`. Returns the bytes."""
+    def events(self) -> dict[int, int]:
+        """Return the events of poll that the pump needs, by descriptor. Poll reports a closed target in any case."""
+        return {self.target: select.POLLOUT} if self.pending else {self.source: select.POLLIN, self.target: 0}
+
+    def move(self, ready: dict[int, int]) -> bytes:
+        """Move bytes after events. Returns the bytes that were read."""
+        if ready.get(self.target, 0) & _CLOSED:
+            self.pending, self._at_end = b"", True
+        read = b""
+        if not self.pending and not self._at_end and ready.get(self.source, 0):
+            read = self._read()
+        self._write()
+        if self._at_end and not self.pending:
+            self._close()
+        return read
+
+    def _read(self) -> bytes:
         try:
-            data = os.read(self.source, _BLOCK)
+            self.pending = os.read(self.source, _BLOCK)
         except BlockingIOError:
             return b""
         except OSError:
-            data = b""  # a terminal without another end answers EIO
-        if not data:
-            self.close()
-            return b""
-        self.pending += data
-        self.write()
-        return data
+            self.pending = b""  # a terminal without another end answers EIO
+        self._at_end = not self.pending
+        return self.pending
 
-    def write(self) -> None:
-        """Write `pending`: as much as the command's stream takes, or all of it to the operator's."""
+    def _write(self) -> None:
         try:
             while self.pending:
-                self.pending = self.pending[os.write(self.target, self.pending) :]
+                self.pending = self.pending[self._write_some() :]
         except BlockingIOError:
             return
         except OSError:
-            self.pending = b""
-            self.close()
+            self.pending, self._at_end = b"", True
 
-    def close(self) -> None:
-        """Move no more bytes."""
+    def _write_some(self) -> int:
+        if not self._may_wait:
+            return os.write(self.target, self.pending)
+        try:
+            return os.pwritev(self.target, [self.pending], -1, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+        # Pipes before Linux 6.4. A writable pipe takes PIPE_BUF bytes.
+        if not select.select([], [self.target], [], 0)[1]:
+            raise BlockingIOError
+        return os.write(self.target, self.pending[: select.PIPE_BUF])
+
+    def _close(self) -> None:
+        """Move no more bytes. The writer of the source gets SIGPIPE, and the reader of the target the end."""
         self.is_open = False
-        if self.closes and not self.pending:
-            os.close(self.target)
-            self.closes = False
+        if not self._closes:
+            return
+        with open(os.devnull, "r+b", buffering=0) as null:
+            for fd in {self.source, self.target} - {_ERRORS}:  # `run` reports its own errors there
+                if fd in _STANDARD:
+                    os.dup2(null.fileno(), fd)  # no other file gets the number
+                else:
+                    os.close(fd)
 
 
 class TerminalRelay:
@@ -107,7 +146,7 @@ class TerminalRelay:
         found = os.fstat(fd)
         if self.terminal >= 0 and os.isatty(fd):
             return self.terminal
-        if stat.S_ISFIFO(found.st_mode) or (stat.S_ISCHR(found.st_mode) and found.st_rdev == os.makedev(1, 3)):
+        if stat.S_ISCHR(found.st_mode) and found.st_rdev == os.makedev(1, 3):
             # bubblewrap has streams of its own under the numbers 0 to 2.
             self._theirs.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
             return self._theirs[-1]
@@ -118,7 +157,7 @@ class TerminalRelay:
             os.set_blocking(write, False)
             self._pumps.append(_Pump(0, write, closes=True, is_input=True))
         else:
-            self._pumps.append(_Pump(read, fd, closes=False, is_input=False))
+            self._pumps.append(_Pump(read, fd, closes=True, is_input=False))
         self._theirs.append(read if fd == 0 else write)
         return self._theirs[-1]
 
@@ -165,38 +204,43 @@ class TerminalRelay:
         stopped, it suspends this process. Returns True when this process continues, and the caller continues the
         command.
         """
-        masks = dict.fromkeys(others, select.POLLIN)
-        waits: list[tuple[_Pump, int, int]] = []
-        for pump in self._pumps:
-            if pump.is_open:
-                fd, mask = (pump.target, select.POLLOUT) if pump.pending else (pump.source, select.POLLIN)
-                masks[fd] = masks.get(fd, 0) | mask
-                waits.append((pump, fd, mask))
-        poll = select.poll()
-        for fd, mask in masks.items():
-            poll.register(fd, mask)
         now = time.monotonic()
         wait = min(deadline, now + 60) - now
         if self._suspend_until > now:
             wait = min(wait, _LOOK_AGAIN)
-        ready = dict(poll.poll(max(0.0, wait) * 1000))
-        for fd in ready.keys() & others.keys():
-            others[fd]()
-        for pump, fd, mask in waits:
-            if not ready.get(fd, 0) & (mask | select.POLLERR | select.POLLHUP):
-                continue
-            if mask == select.POLLOUT:
-                pump.write()
-            elif _SUSPEND in pump.read() and pump.is_input and self._master >= 0:
-                self._suspend_until = time.monotonic() + _SECONDS_TO_STOP
+        moved = self._move(self._pumps, others, wait)
+        if self._master >= 0 and any(pump.is_input and _SUSPEND in data for pump, data in moved):
+            self._suspend_until = time.monotonic() + _SECONDS_TO_STOP
         if self._suspend_until <= time.monotonic() or not is_stopped():
             return False
         self.suspend()
         return True
 
-    def drain(self) -> None:
-        """Move what the ended command has written, and restore the terminal."""
-        for pump in self._pumps:
-            while pump.is_open and not pump.is_input and select.select([pump.source], [], [], 0)[0]:
-                pump.read()
+    def _move(
+        self, pumps: list[_Pump], others: dict[int, Callable[[], None]], wait: float
+    ) -> list[tuple[_Pump, bytes]]:
+        """Wait `wait` seconds at most, and answer each event. Returns the pumps with an event, and what they read."""
+        masks = dict.fromkeys(others, select.POLLIN)
+        for pump in pumps:
+            if pump.is_open:
+                for fd, mask in pump.events().items():
+                    masks[fd] = masks.get(fd, 0) | mask
+        poll = select.poll()
+        for fd, mask in masks.items():
+            poll.register(fd, mask)
+        ready = dict(poll.poll(max(0.0, wait) * 1000))
+        for fd in ready.keys() & others.keys():
+            others[fd]()
+        found = [pump for pump in pumps if pump.is_open and not ready.keys().isdisjoint(pump.events())]
+        return [(pump, pump.move(ready)) for pump in found]
+
+    def drain(self, others: dict[int, Callable[[], None]], deadline: Callable[[], float]) -> None:
+        """Move what the ended command has written, until `deadline` at most, and restore the terminal."""
+        outputs = [pump for pump in self._pumps if not pump.is_input]
+        while any(pump.is_open for pump in outputs):
+            is_full = any(pump.pending and pump.is_open for pump in outputs)
+            wait = min(deadline() - time.monotonic(), 60) if is_full else 0
+            moved = self._move(outputs, others, wait)
+            if not moved and (not is_full or deadline() <= time.monotonic()):
+                break
         self.restore()
