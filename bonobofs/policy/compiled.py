@@ -267,11 +267,13 @@ class Policy:
         """Return the refusal of a secret path, which the mount hides; None for all others.
 
         A path is no secret if git tracks it or a path below it, if it is scratch, or if its name ends like that of an
-        example (`.env.example`).
+        example (`.env.example`) and its directory is no secret.
         """
         found = self.secrets.find(components) if components and self.secrets else []
-        if not found or components[-1].endswith(_EXAMPLES) or self.repository_of(components) is not None:
+        if not found or self.repository_of(components) is not None:
             return None
+        if components[-1].endswith(_EXAMPLES):
+            return self.secret(components[:-1])
         if self.tracked is not None and self.tracked.names("/".join(components)):
             return None
         return None if self.is_scratch(components) else found[0]

@@ -141,7 +141,7 @@ def test_the_file_tools_know_no_secrets(home: Path, secret_source: Path, tmp_pat
     with open_session(secret_source, agent="alice", policy=policy) as session, FileTools(session) as tools:
         listed = {entry.path for entry in tools.guarded_list_files("", recursive=True).entries}
         assert not {name for name in listed if "id_ed25519" in name or ".aws" in name}
-        for name in (".env", ".aws/credentials"):
+        for name in (".env", ".aws/credentials", ".aws/config.example"):
             with pytest.raises((FileNotFoundError, UsageError)):
                 tools.guarded_read_file(name)
         assert {match.path for match in tools.guarded_search_files("TOKEN").matches} == set()
