@@ -102,6 +102,13 @@ def _allowed(session: SessionContext, key: str, host: str, port: int, via: str) 
     session.guard.record_call(_CONNECT, Context(endpoint=(host, port)), guard=_GUARD, caller=Caller(_TOOL, details))
 
 
+def _failed(session: SessionContext, key: str, host: str, port: int, via: str, reason: str) -> Any:
+    """Record an admitted connection that egress could not make."""
+    _check_key(session, key)
+    caller = Caller(_TOOL, {"host": host, "port": port, "via": via})
+    session.guard.record_call(_CONNECT, guard=_GUARD, caller=caller, error=errno.EHOSTUNREACH, reason=reason[:_LONGEST])
+
+
 def _refused(session: SessionContext, key: str, refusals: list[Any]) -> Any:
     """Record refused connections: [host, port, via, word, count] each."""
     _check_key(session, key)
@@ -342,6 +349,7 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     **GIT_COMMANDS,
     "network.lists": _lists,
     "network.allowed": _allowed,
+    "network.failed": _failed,
     "network.refused": _refused,
     **PUBLISHING_CALLS,
     "mark": _mark,
