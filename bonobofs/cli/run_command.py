@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 from bonobofs import session
-from bonobofs.cli.actor import check_agent, check_role
+from bonobofs.cli.actor import check_agent, check_role, policy_path
 from bonobofs.cli.options import Argument, Option
 from bonobofs.cli.output import note
 from bonobofs.errors import UsageError
-from bonobofs.policy.presets import PRESETS
+from bonobofs.session import worktrees
 from bonobofs.session.protected_run import Protection
 
 
@@ -26,7 +26,7 @@ def run(
     ],
     agent: Annotated[
         str | None,
-        Option(metavar="A", help="The agent; a new name needs --new. Default: your login name."),
+        Option(metavar="A", help="The agent; a new name needs --new. Default: the name of the user of the command."),
     ] = None,
     role: Annotated[str | None, Option(metavar="R", help="Its role. Default: as for bonobofs mount.")] = None,
     chain: Annotated[str | None, Option(metavar="C", help="The chain of work.")] = None,
@@ -76,7 +76,7 @@ def run(
         agent=agent,
         role=role,
         chain=chain,
-        policy=Path(policy if policy in PRESETS else os.path.abspath(policy)) if policy is not None else None,
+        policy=policy_path(policy),
         issue=issue,
         user=user,
         env=env or [],
@@ -84,7 +84,8 @@ def run(
     )
     check_agent(home, agent, new=new)
     if role is not None:
-        check_role(role, session.choose_policy(home, request.policy, request.source))
+        top = request.source if issue is None else worktrees.find_repository(home, request.source).top
+        check_role(role, session.choose_policy(home, request.policy, top))
     os.chdir("/")
     return session.run(home, request, note)
 

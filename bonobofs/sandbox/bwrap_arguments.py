@@ -66,7 +66,6 @@ class Descriptors(NamedTuple):
     """Descriptors that bubblewrap inherits."""
 
     info: int
-    block: int
     seccomp: int
     files: Mapping[str, int]
     """Content of files in /etc, by path."""
@@ -88,7 +87,7 @@ def etc_files(account: Account) -> dict[str, str]:
 def build(view: View, descriptors: Descriptors) -> list[str]:
     """Return the options of bubblewrap for a view of the machine."""
     options = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--cap-drop", "ALL"]
-    options += ["--hostname", "bonobofs", "--info-fd", str(descriptors.info), "--block-fd", str(descriptors.block)]
+    options += ["--hostname", "bonobofs", "--info-fd", str(descriptors.info)]
     if descriptors.seccomp >= 0:
         options += ["--seccomp", str(descriptors.seccomp)]
     options += _system()

@@ -54,6 +54,7 @@ _MOST_ADDRESSES: Final = 4
 _RESOLVER_THREADS: Final = 16
 _BLOCK: Final = 128 << 10
 _AT_ONCE: Final = 256
+_LOG_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _SOL_PACKET: Final = 263
 _PACKET_STATISTICS: Final = 6
@@ -480,19 +481,21 @@ class Egress:
         if word:
             raise RefusedError(word)
         client.is_admitted = True
-        addresses = await self._resolve(host, port)
         try:
-            await self._calls.call("network.allowed", host=host, port=port, via=client.via)
+            addresses = await self._resolve(host, port)
+            await self._record(client, "network.allowed")
+            return await _dial_first(addresses[:_MOST_ADDRESSES], port)
+        except OSError as error:
+            await self._record(client, "network.failed", reason=_why(error))
+            raise
+
+    async def _record(self, client: Client, call: str, **more: str) -> None:
+        """Record a connection. RefusedError: the session refuses it, or cannot record it."""
+        try:
+            await self._calls.call(call, host=client.host, port=client.host_port, via=client.via, **more)
         except SessionError as error:
             word = error.word if error.word in NETWORK else "record"
             raise RefusedError(word, is_recorded=error.word in NETWORK) from None
-        failure = OSError("it has no address")
-        for address in addresses[:_MOST_ADDRESSES]:
-            try:
-                return await _dial(address, port)
-            except OSError as error:
-                failure = error
-        raise failure
 
     async def _resolve(self, host: str, port: int) -> list[str]:
         """Return the addresses of a host to which egress may connect. RefusedError: all are private. OSError."""
@@ -618,6 +621,17 @@ def _is_own(address: str) -> bool:
         return own == address
 
 
+async def _dial_first(addresses: list[str], port: int) -> socket.socket:
+    """Connect to the first address that answers. OSError: that of the last one."""
+    failure = OSError("it has no address")
+    for address in addresses:
+        try:
+            return await _dial(address, port)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
 async def _dial(address: str, port: int) -> socket.socket:
     server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -684,9 +698,15 @@ async def _run(helper: Helper, control: socket.socket, inside: str, key: str) ->
 
 def main() -> NoReturn:
     """Serve the sandbox of the launcher at the socket of the command line, and exit."""
-    helper = Helper()
     control = socket.socket(fileno=int(sys.argv[-1]))
-    document = json.load(sys.stdin.buffer)
+    config = sys.stdin.buffer.read()
+    if not config:
+        os._exit(0)  # the launcher has ended
+    document = json.loads(config)
+    log = os.open(os.path.join(document["session_dir"], "egress.log"), _LOG_FLAGS, 0o600)
+    os.dup2(log, 2)
+    os.close(log)
+    helper = Helper()
     key = _make_key(document["session_dir"])
     if document.get("user") is not None and os.geteuid() == 0:
         _become(document["user"])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import select
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,6 +17,8 @@ from bonobofs.sandbox import bwrap_arguments, escape_attempts, last_step
 from bonobofs.sandbox.bwrap_arguments import Account, View
 from bonobofs.sandbox.sandbox_process import CommandUser, ResourceLimits, SandboxProcess
 
+_SECONDS: Final = 30.0
+_BLOCK: Final = 1 << 16
 _NOBODY: Final = 65534
 _APPARMOR: Final = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 _PROFILE: Final = "abi <abi/4.0>, include <tunables/global> profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }"
@@ -78,10 +82,19 @@ def _run(directory: Path) -> tuple[str, str]:
         os.close(write)
         os.close(null)
     failure = sandbox.release(view, [sys.executable, "-I", "-S", escape_attempts.__file__], ResourceLimits())
-    with os.fdopen(read, "rb") as pipe:
-        text = pipe.read().decode()
+    until = time.monotonic() + _SECONDS
+    text = b""
+    with os.fdopen(read, "rb", buffering=0) as pipe:
+        while select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+            data = pipe.read(_BLOCK)
+            if not data:
+                break
+            text += data
+        else:
+            failure = f"125 the attempts to escape did not end within {_SECONDS:.0f} s"
+    sandbox.kill()
     sandbox.wait()
-    return text, failure.partition(" ")[2]
+    return "" if failure else text.decode(), failure.partition(" ")[2]
 
 
 def remedy() -> str:

@@ -1,4 +1,4 @@
-"""The last program of the sandbox before the command: limits, Landlock, exec. It runs by its path with `python -I -S`.
+"""The last program of the sandbox before the command: limits, Landlock, exec. The launcher sends it compiled.
 
 A Landlock domain forbids mounting, so it can begin only after bubblewrap has made the namespaces. The program imports
 few modules, because each start of the sandbox waits for it.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import marshal
 import os
 import resource
-import sys
 
 OLDEST_ABI = 2
 """Linux 5.19. Under ABI 1 no file can be renamed into another directory."""
@@ -128,18 +126,14 @@ def _prepare(config: dict[str, list[str]], numbers: dict[str, int], streams: lis
     _libc.sigprocmask(2, bytes(128), None)
 
 
-def main() -> int:
-    """Read the configuration from the descriptor sys.argv[1], and replace this process with the command.
+def main(status: int, config: dict[str, list[str]], numbers: dict[str, int], streams: list[int]) -> int:
+    """Replace this process with the command.
 
-    The descriptor sys.argv[2] gets one line about a failure, and is closed by exec. Returns 125 if the sandbox failed,
-    126 if the command cannot be run, 127 if there is no such command.
+    The descriptor `status` gets an empty line, then one about a failure, and is closed by exec.
+
+    Returns 125 if the sandbox failed, 126 if the command cannot be run, 127 if there is no such command.
     """
-    status = int(sys.argv[2])
-    with open(int(sys.argv[1]), "rb") as file:
-        data = file.read()
-    if not data:
-        return 125  # the launcher ended before it sent the configuration
-    config, numbers, streams = marshal.loads(data)  # noqa: S302 - from the launcher
+    os.write(status, b"\n")
     command = config["command"]
     code, text = 125, "the last step of the sandbox failed"
     try:
@@ -148,11 +142,9 @@ def main() -> int:
         os.execvp(command[0], command)
     except (FileNotFoundError, NotADirectoryError) as error:
         code, text = 127 if code == 126 else code, f"{text}: {error.strerror}"
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        text = f"{text}: {error.strerror}"
+    except ValueError as error:
         text = f"{text}: {error}"
     os.write(status, f"{code} {text}\n".encode("utf-8", "surrogateescape"))
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

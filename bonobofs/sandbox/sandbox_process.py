@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import marshal
@@ -15,7 +16,9 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import InspectLoader
 from pathlib import Path
+from types import CodeType
 from typing import Final, NamedTuple
 
 from bonobofs.errors import MountError
@@ -26,7 +29,14 @@ from bonobofs.system.processes import plain_environment
 
 _SECONDS_TO_START: Final = 10.0
 _SECONDS_TO_END: Final = 5.0
-_LAST_STEP: Final = last_step.__file__
+_POLL_SECONDS: Final = 0.001
+_PROCESS_GROUP: Final = 4
+"""Flag of pidfd_send_signal, from Linux 6.9: signal the process group of that number."""
+_LAST_STEP: Final = (
+    "import marshal, sys; data = open(int(sys.argv[1]), 'rb').read() or sys.exit(125); "
+    "code, config = marshal.loads(data); exec(code); sys.exit(main(int(sys.argv[2]), *config))"
+)
+"""Program that waits for the compiled module `last_step` and its configuration."""
 _ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
 _RUN_EGRESS: Final = "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.sandbox.egress import main; main()"
 
@@ -56,28 +66,32 @@ def find_bwrap() -> str:
 
 
 class EgressProcess:
-    """The process at which every connection of the sandbox arrives. It ends with the launcher."""
+    """The process at which every connection of the sandbox arrives. It ends with the launcher.
 
-    def __init__(self, session_directory: Path, user: int | None) -> None:
-        """`user`: the uid of the command, if it is another user."""
+    It loads its modules while the launcher mounts.
+    """
+
+    def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
-        with theirs, open(session_directory / "egress.log", "ab", opener=_private) as errors:
+        with theirs:
             self._process: Final = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-X", "utf8", "-c", _RUN_EGRESS, _ROOT, str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=errors,
                 pass_fds=(theirs.fileno(),),
                 cwd="/",
                 env=plain_environment(),
                 start_new_session=True,
             )
+        self.fd: Final = self._socket.fileno()
+        """Readable when the process has ended."""
+
+    def configure(self, session_directory: Path, user: int | None) -> None:
+        """Name the session. `user`: the uid of the command, if it is another user."""
         config = json.dumps({"session_dir": str(session_directory), "user": user})
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write(config.encode())
-        self.fd: Final = self._socket.fileno()
-        """Readable when the process has ended."""
 
     def attach(self, pid: int) -> None:
         """Serve the network namespace of a process. MountError: it failed."""
@@ -94,6 +108,8 @@ class EgressProcess:
     def close(self) -> None:
         """End the process. Every connection of the sandbox ends."""
         self._socket.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         try:
             self._process.wait(_SECONDS_TO_END)
         except subprocess.TimeoutExpired:
@@ -112,26 +128,23 @@ class SandboxProcess:
         streams: Sequence[int],
         terminal: int,
         identity: CommandUser | None = None,
-        group: int = -1,
     ) -> None:
         """Start bubblewrap. MountError: it failed, with what it printed.
 
         `streams` become the standard streams of the command, and `terminal` its controlling terminal unless it is -1.
-        `group` is the open `cgroup.procs` of a control group, or -1.
         """
         self._streams: Final = streams
         self._terminal: Final = terminal
         config_read, self._config = os.pipe()
         self._status, status_write = os.pipe()
         info_read, info_write = os.pipe()
-        block_read, self._block = os.pipe()
         self._errors, errors_write = os.pipe()
         contents = {path: _memory_file(text.encode()) for path, text in bwrap_arguments.etc_files(view.account).items()}
         seccomp = _memory_file(seccomp_filter.build())
-        options = bwrap_arguments.build(view, Descriptors(info_write, block_read, seccomp, contents))
+        options = bwrap_arguments.build(view, Descriptors(info_write, seccomp, contents))
         options_fd = _memory_file(b"".join(os.fsencode(option) + b"\0" for option in options))
-        last = [sys.executable, "-I", "-S", _LAST_STEP, str(config_read), str(status_write)]
-        passed = [config_read, status_write, info_write, block_read, seccomp, options_fd, *contents.values()]
+        last = [sys.executable, "-I", "-S", "-c", _LAST_STEP, str(config_read), str(status_write)]
+        passed = [config_read, status_write, info_write, seccomp, options_fd, *contents.values()]
         ids = {} if identity is None else {"user": identity.uid, "group": identity.gid, "extra_groups": identity.groups}
         try:
             self._process: Final = subprocess.Popen(  # type: ignore[call-overload]
@@ -142,7 +155,7 @@ class SandboxProcess:
                 pass_fds=tuple({*passed, *streams}),
                 cwd="/",
                 env=dict(environment),
-                preexec_fn=_preparation(terminal, group),  # noqa: PLW1509 - the launcher has one thread
+                preexec_fn=_preparation(terminal),  # noqa: PLW1509 - the launcher has one thread
                 **ids,
             )
         finally:
@@ -157,6 +170,8 @@ class SandboxProcess:
         except ProcessLookupError:
             raise self._failure() from None
         self.command_pid = 0
+        """The process of the command, by its number outside; 0: bubblewrap has not made it."""
+        self._command = -1
 
     def _read_info(self, fd: int) -> int:
         with os.fdopen(fd, "rb") as pipe:
@@ -167,9 +182,9 @@ class SandboxProcess:
             raise self._failure()
         return int(json.loads(text)["child-pid"])
 
-    def check(self) -> None:
-        """Raise MountError with the last words of bubblewrap if the sandbox has ended."""
-        if select.select([self._first], [], [], 0)[0]:
+    def check(self, seconds: float = 0) -> None:
+        """Raise MountError with the last words of bubblewrap if the sandbox has ended, or ends within that time."""
+        if select.select([self._first], [], [], seconds)[0]:
             raise self._failure()
 
     def _failure(self) -> MountError:
@@ -183,7 +198,11 @@ class SandboxProcess:
         return "bubblewrap ended without a message"
 
     def release(self, view: View, command: Sequence[str], limits: ResourceLimits) -> str:
-        """Let the command run. Returns "" when it runs, else the failure: an exit status, a space and a text."""
+        """Let the command run. Returns "" when it runs, else the failure: an exit status, a space and a text.
+
+        MountError: bubblewrap ended before.
+        """
+        self._find_command()
         paths = {
             "read": bwrap_arguments.readable(view),
             "write": bwrap_arguments.writable(view),
@@ -191,28 +210,41 @@ class SandboxProcess:
             "command": list(command),
         }
         numbers = {**limits._asdict(), "terminal": int(self._terminal >= 0)}
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._block, b"1")
-        os.close(self._block)
         with contextlib.suppress(BrokenPipeError), os.fdopen(self._config, "wb") as pipe:
-            pipe.write(marshal.dumps((paths, numbers, list(self._streams))))
+            pipe.write(marshal.dumps((_compiled_last_step(), (paths, numbers, list(self._streams)))))
         with os.fdopen(self._status, "rb") as pipe:
-            said = os.fsdecode(pipe.read()).strip()
-        if not said:
-            with contextlib.suppress(OSError, IndexError):  # the command may have ended
-                text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii")
-                self.command_pid = int(text.split()[0])
-            # Without a child the first process ends: the command has ended, or bubblewrap failed before it.
-            ended = not self.command_pid and select.select([self.exit_fd], [], [], _SECONDS_TO_START)[0]
-            if ended and (words := self._error_output()).startswith("bwrap:"):
-                said = f"125 {words}"
-        return said
+            text = pipe.read()
+        if not text:  # the last step did not begin
+            raise self._failure()
+        return os.fsdecode(text).strip()
+
+    def pids(self) -> list[int]:
+        """Return all processes of the sandbox before `release`, by their numbers outside."""
+        self._find_command()
+        return [self._process.pid, self.pid, self.command_pid]
+
+    def _find_command(self) -> None:
+        """Wait for the process that becomes the command at `release`. MountError: bubblewrap ended without it."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        while self._command < 0:
+            with contextlib.suppress(OSError, IndexError):
+                self.command_pid = int(children.read_text(encoding="ascii").split()[0])
+                self._command = os.pidfd_open(self.command_pid)
+                return
+            self.check(_POLL_SECONDS)
 
     def send(self, number: int) -> None:
-        """Signal the command and its process group."""
-        if self.command_pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.command_pid, number)
+        """Signal the command and its process group. After the end of the command, its number may be that of another."""
+        if self._command < 0:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            try:
+                signal.pidfd_send_signal(self._command, number, None, _PROCESS_GROUP)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                if not select.select([self._command], [], [], 0)[0]:
+                    os.killpg(self.command_pid, number)
 
     def kill(self) -> None:
         """Kill every process of the sandbox."""
@@ -225,7 +257,16 @@ class SandboxProcess:
         return 128 - status if status < 0 else status
 
 
-def _preparation(terminal: int, group: int) -> Callable[[], None]:
+def _compiled_last_step() -> CodeType:
+    spec = last_step.__spec__
+    assert spec is not None
+    assert isinstance(spec.loader, InspectLoader)
+    code = spec.loader.get_code(spec.name)
+    assert code is not None
+    return code
+
+
+def _preparation(terminal: int) -> Callable[[], None]:
     """Return what the new process does before it becomes bubblewrap."""
     launcher = os.getpid()
 
@@ -233,8 +274,6 @@ def _preparation(terminal: int, group: int) -> Callable[[], None]:
         os.setsid()
         if terminal >= 0:
             fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
-        if group >= 0:
-            os.write(group, b"0")
         # The kernel kills this process with the launcher, also before bubblewrap asks for that.
         syscalls.die_with_parent()
         if os.getppid() != launcher:

@@ -347,6 +347,11 @@ def _undo(home: Path, session: Session, covered: int, *, served: bool) -> None:
     if served:
         note_ends(home, [session.session])
         return
+    remove_session(home, session)
+
+
+def remove_session(home: Path, session: Session) -> None:
+    """Remove a session that never served, with its trail."""
     shutil.rmtree(session_directory(home, session.session), ignore_errors=True)
     for path in (trail_path(home, session.session), head_path(home, session.session)):
         path.unlink(missing_ok=True)

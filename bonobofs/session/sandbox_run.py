@@ -23,19 +23,19 @@ from typing import Any, Final, NamedTuple, Self
 
 from bonobofs.errors import BonobofsError, MountError, UsageError, reason
 from bonobofs.policy.document import PolicyDocument, RunTable
-from bonobofs.sandbox import bwrap_arguments, environment, last_step
+from bonobofs.sandbox import bwrap_arguments, control_group, environment, last_step
 from bonobofs.sandbox.bwrap_arguments import Account, View
 from bonobofs.sandbox.sandbox_process import CommandUser, EgressProcess, ResourceLimits, SandboxProcess, find_bwrap
 from bonobofs.sandbox.terminal_relay import TerminalRelay
 from bonobofs.session import mount_checks, worktrees
 from bonobofs.session.agent_shell import provision
-from bonobofs.session.mount_setup import Guest, MountedSession, MountRequest, find_guest, start
+from bonobofs.session.mount_setup import Guest, MountedSession, MountRequest, find_guest, remove_session, start
 from bonobofs.session.protected_run import ProtectedRun, Protection
 from bonobofs.session.registration import choose_policy
 from bonobofs.session.session_list import CallableSession
 from bonobofs.session.unmount import unmount_session
-from bonobofs.state.home import inside_directory, session_directory
-from bonobofs.state.sessions import live_at
+from bonobofs.state.home import head_path, inside_directory, session_directory
+from bonobofs.state.sessions import live_at, read_all
 from bonobofs.system import mounts, syscalls
 from bonobofs.system.locks import locked_if_free, try_once
 from bonobofs.system.paths import is_within
@@ -44,6 +44,8 @@ from bonobofs.system.processes import is_stopped
 TIMED_OUT: Final = 124
 _SECONDS_TO_END: Final = 5.0
 """Seconds for the command to end after a signal, before it is killed."""
+_SECONDS_TO_FAIL: Final = 1.0
+"""Seconds for bubblewrap to end after its network namespace has gone."""
 _FOREVER: Final = float("inf")
 _FORWARDED: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
@@ -105,6 +107,7 @@ def run(home: Path, request: RunRequest, report: Callable[[str], None]) -> int:
         ProtectedRun(home, request.protection, report) as protected,
         contextlib.ExitStack() as locks,
         _Keeper(home) as keeper,
+        contextlib.closing(EgressProcess()) as egress,
     ):
         workspace = _mount(home, request, source, guest, keeper)
         for text in workspace.mounted.notes:
@@ -114,13 +117,10 @@ def run(home: Path, request: RunRequest, report: Callable[[str], None]) -> int:
             locks.enter_context(_lock_kept_home(view, workspace.mounted.session.agent))
         variables = _environment(home, workspace, view, [*policy.run.env, *request.env])
         _check_command(request.command[0], view)
-        egress = EgressProcess(
-            session_directory(home, workspace.mounted.session.session), None if guest is None else guest.uid
-        )
         record = workspace.mounted.session
+        egress.configure(session_directory(home, record.session), None if guest is None else guest.uid)
         protected.begin(Path(record.source), record.session)
-        with contextlib.closing(egress):
-            status = _Runner(keeper, view, policy, egress, report).run(request.command, variables, guest)
+        status = _Runner(keeper, view, policy, egress, report).run(request.command, variables, guest)
     return protected.status(status)
 
 
@@ -185,7 +185,7 @@ def _mount(home: Path, request: RunRequest, source: Path, guest: Guest | None, k
     order = MountRequest(
         source,
         mountpoint,
-        agent=request.agent,
+        agent=request.agent or (None if guest is None else guest.name),
         role=request.role,
         policy=request.policy,
         chain=request.chain,
@@ -326,7 +326,7 @@ class _Keeper:
         if self._pid == 0:
             code = 1
             try:
-                syscalls.close_all_but({0, 2, read, write})
+                syscalls.close_all_but({*([] if saved is None else [0]), 2, read, write})
                 code = self._keep(read, write, saved)
             finally:
                 os._exit(code)
@@ -372,15 +372,29 @@ class _Keeper:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(first, signal.SIGKILL)
             select.select([first], [], [], _SECONDS_TO_END)
-        mountpoint = Path(facts.get("mountpoint", ""))
-        try:
-            if mounts.at(mountpoint) or live_at(self._home, mountpoint) is not None:
-                unmount_session(self._home, mountpoint)
-            if "removes" in facts:
-                mountpoint.rmdir()
-        except (BonobofsError, OSError) as error:
-            os.write(write, os.fsencode(reason(error)))
+        if "group" in facts:
+            with contextlib.suppress(OSError):  # an empty group limits nothing
+                control_group.remove(Path(facts["group"]))
+        if "mountpoint" in facts:
+            try:
+                self._unmount(Path(facts["mountpoint"]), removes="removes" in facts)
+            except (BonobofsError, OSError) as error:
+                os.write(write, os.fsencode(reason(error)))
         return 0
+
+    def _unmount(self, mountpoint: Path, *, removes: bool) -> None:
+        """Unmount. Remove the session if the launcher was killed before its server made a record."""
+        begun = [one for one in read_all(self._home)[0] if one.mountpoint == str(mountpoint) and one.ended is None]
+        try:
+            unmount_session(self._home, mountpoint)
+        except MountError:
+            if mounts.at(mountpoint) or live_at(self._home, mountpoint) is not None:
+                raise
+        for session in begun:
+            if not head_path(self._home, session.session).exists() and live_at(self._home, mountpoint) is None:
+                remove_session(self._home, session)
+        if removes:
+            mountpoint.rmdir()
 
 
 class _Runner:
@@ -402,6 +416,7 @@ class _Runner:
         self._report: Final = report
         self._kill_at = _FOREVER
         self._timed_out = False
+        self._has_ended = False
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def run(self, command: Sequence[str], variables: dict[str, str], guest: Guest | None) -> int:
@@ -417,9 +432,10 @@ class _Runner:
         try:
             self._egress.attach(sandbox.pid)
         except MountError:
-            sandbox.check()
+            sandbox.check(_SECONDS_TO_FAIL)
             raise
-        self._report(f"layers in force: {self._layers()}")
+        group = self._make_group(sandbox)
+        self._report(f"layers in force: {self._layers(group)}")
         relay.begin()
         # The command may run before its failure is known. A signal that arrives then waits for the handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
@@ -438,16 +454,31 @@ class _Runner:
                 return int(code)
             self._serve(sandbox, relay)
         finally:
+            self._has_ended = True
             sandbox.kill()
-            relay.drain()
+            relay.drain({self._wake_read: self._on_signal}, lambda: self._kill_at + _SECONDS_TO_END)
         return TIMED_OUT if self._timed_out else sandbox.wait()
 
-    def _layers(self) -> str:
+    def _make_group(self, sandbox: SandboxProcess) -> str:
+        """Limit the processes of the sandbox together. Returns by what; "" if this machine has no control group."""
+        memory, processes = int(self._policy.memory or 0), self._policy.processes
+        name = f"bonobofs-{secrets.token_hex(8)}"
+        place = control_group.find_place(name)
+        if place is not None:
+            self._keeper.tell(group=str(place))
+            if control_group.make(place, sandbox.pids(), memory, processes):
+                return "control group"
+        if memory and control_group.make_scope(name, sandbox.pids(), memory, processes):
+            return "systemd scope"
+        return ""
+
+    def _layers(self, group: str) -> str:
         parts = ["mount", "namespaces", f"Landlock ABI {last_step.landlock_abi()}", "seccomp"]
         parts.append(f"network of {self._allowed} entries" if self._allowed else "no network")
         parts.append(f"at most {self._policy.processes} processes")
         if self._policy.memory is not None:
-            parts.append(f"{self._policy.memory} bytes of memory for each process")
+            whose = f"of all processes ({group})" if group else "of each process (this machine offers no control group)"
+            parts.append(f"at most {self._policy.memory} bytes of memory {whose}")
         return ", ".join(parts)
 
     def _serve(self, sandbox: SandboxProcess, relay: TerminalRelay) -> None:
@@ -486,7 +517,7 @@ class _Runner:
 
     def _install_signals(self, sandbox: SandboxProcess, relay: TerminalRelay) -> None:
         def forward(number: int, _: object) -> None:
-            if number in _ENDING:
+            if number in _ENDING or self._has_ended:
                 # A second signal does not wait.
                 waits = self._kill_at == _FOREVER
                 self._kill_at = time.monotonic() + (_SECONDS_TO_END if waits else 0)

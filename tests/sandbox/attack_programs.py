@@ -118,6 +118,11 @@ def write_a_denied_name() -> str:
 
 
 @attack
+def write_the_configuration_of_git() -> str:
+    return all_of(tried(os.mkdir, ".git"), opened(".git", os.O_WRONLY | os.O_CREAT))
+
+
+@attack
 def write_an_allowed_name() -> str:
     return tried(lambda: Path("made.md").write_text("made\n"))
 

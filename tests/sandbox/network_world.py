@@ -117,15 +117,13 @@ def certificate(directory: Path) -> None:
 class EgressProcess:
     """Egress for one sandbox, as the launcher starts it."""
 
-    def __init__(self, host: Namespace, session_directory: Path, log: Path) -> None:
+    def __init__(self, host: Namespace, session_directory: Path) -> None:
         ours, theirs = socket.socketpair()
-        self.log = log
         start = "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.sandbox import egress; egress.main()"
-        with theirs, log.open("wb") as errors:
+        with theirs:
             self.process = subprocess.Popen(
                 [*host.enter(), sys.executable, "-I", "-S", "-c", start, str(ROOT), str(theirs.fileno())],
                 stdin=subprocess.PIPE,
-                stderr=errors,
                 pass_fds=[theirs.fileno()],
             )
         assert self.process.stdin is not None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.sandbox.boxes import Box
+from tests.sandbox.boxes import HERE, Box
 from tests.support.world import OrdinaryUser
 
 pytestmark = pytest.mark.root
@@ -28,6 +28,7 @@ EXPECTED = {
     "write_the_system": "EROFS",
     "change_a_system_file": "EACCES EROFS",
     "write_a_denied_name": "EROFS",
+    "write_the_configuration_of_git": "EROFS",
     "write_an_allowed_name": "done",
     "link_a_system_program": "EXDEV",
     "open_the_core_pattern": "EACCES",
@@ -80,10 +81,12 @@ class Attacked(NamedTuple):
     said: str
 
 
-@pytest.fixture(scope="module", params=["as a user", "as root for a user"])
+@pytest.fixture(scope="module", params=["as a user", "as root for a user", "as root in a user namespace"])
 def attacked(request: pytest.FixtureRequest) -> Iterator[Attacked]:
     with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
-        box = Box(OrdinaryUser(Path(name)), as_root=request.param == "as root for a user")
+        box = Box(OrdinaryUser(Path(name)), as_root=request.param != "as a user")
+        if request.param == "as root in a user namespace":
+            box.network = ["/usr/bin/python3", str(HERE / "user_namespace.py")]
         listener, context = _prepare(box)
         secrets = [Path(path) for path in context["secrets"]]
         before = {path: path.read_bytes() for path in (*secrets, box.policy, box.source / "a.md")}

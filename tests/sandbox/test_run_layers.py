@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bonobofs.errors import MountError
-from bonobofs.sandbox import bwrap_arguments, last_step, seccomp_filter
+from bonobofs.sandbox import bwrap_arguments, seccomp_filter
 from bonobofs.sandbox.bwrap_arguments import Account, Descriptors, View
 from tests.sandbox.boxes import HERE, Box
 from tests.support.commands import ROOT
@@ -112,10 +112,9 @@ class Bench:
 
         contents = {path: memory(text.encode()) for path, text in bwrap_arguments.etc_files(self.view.account).items()}
         info = memory(b"")
-        block = memory(b"11")
         filter_fd = memory(seccomp_filter.build()) if seccomp else -1
         view = self.view._replace(read=(str(ROOT / "bonobofs"),))
-        options = bwrap_arguments.build(view, Descriptors(info, block, filter_fd, contents))
+        options = bwrap_arguments.build(view, Descriptors(info, filter_fd, contents))
         try:
             return self.run("bwrap", *options, "--", *command, fds=files)
         finally:
@@ -216,28 +215,97 @@ def test_a_machine_without_bubblewrap_or_landlock_or_namespaces_is_refused(bench
     assert box.bonobofs("status").stdout == "nothing is mounted\n"
 
 
-def test_the_last_step_refuses_a_kernel_without_landlock(bench: Bench) -> None:
-    """A filter that answers ENOSYS to Landlock stands for such a kernel."""
-    program = (
-        "import ctypes, struct, os, sys\n"
-        "code = struct.pack('=HBBI', 0x20, 0, 0, 0) + struct.pack('=HBBI', 0x15, 0, 1, 444)\n"
-        "code += struct.pack('=HBBI', 6, 0, 0, 0x50026) + struct.pack('=HBBI', 6, 0, 0, 0x7FFF0000)\n"
-        "class P(ctypes.Structure): _fields_ = (('n', ctypes.c_ushort), ('f', ctypes.c_char_p))\n"
-        "libc = ctypes.CDLL(None); libc.prctl(38, 1, 0, 0, 0)\n"
-        "assert libc.prctl(22, 2, ctypes.byref(P(len(code) // 8, code)), 0, 0) == 0\n"
-        "os.execvp(sys.argv[1], sys.argv[1:])\n"
-    )
-    words = bench.box.run_words("touch", "ran")
-    at = words.index(bench.box.user.python)
+WITHOUT = """
+import ctypes, os, platform, struct, sys
+
+# system call on x86_64 and aarch64, bits that its first argument has (0: any), errno
+x86_64, aarch64, bits, error = map(int, sys.argv[1:5])
+number = x86_64 if platform.machine() == "x86_64" else aarch64
+code = [(0x20, 0, 0, 0), (0x15, 0, 4, number), (0x20, 0, 0, 16), (0x54, 0, 0, bits), (0x15, 0, 1, bits)]
+code += [(6, 0, 0, 0x50000 | error), (6, 0, 0, 0x7FFF0000)]
+text = b"".join(struct.pack("=HBBI", *line) for line in code)
+class Program(ctypes.Structure): _fields_ = (("n", ctypes.c_ushort), ("f", ctypes.c_char_p))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(22, 2, ctypes.byref(Program(len(code), text)), 0, 0) == 0, os.strerror(ctypes.get_errno())
+os.execvp(sys.argv[5], sys.argv[5:])
+"""
+MISSING = {
+    "Landlock": ((444, 444, 0, 38), "the kernel has no Landlock"),
+    "AF_PACKET": ((41, 198, 17, 97), "record refused connections (AF_PACKET; the kernel needs CONFIG_PACKET)"),
+    "user namespaces": ((56, 220, 0x10000000, 1), "the sandbox cannot start: bwrap: "),
+    "seccomp": ((157, 167, 22, 22), "prctl(PR_SET_SECCOMP)"),
+}
+
+
+@pytest.mark.parametrize("layer", MISSING)
+def test_a_kernel_without_a_layer_is_refused(bench: Bench, layer: str) -> None:
+    """A filter that answers an errno stands for such a kernel. Nothing runs, and the message says what is missing."""
+    box = bench.box
+    box.as_root = True
+    os.chown(box.top, 0, 0)
+    box.top.chmod(0o755)
+    numbers, message = MISSING[layer]
+    words = box.run_words("touch", "ran")
+    at = words.index(box.user.python)
     ran = subprocess.run(
-        [*words[:at], bench.box.user.python, "-c", program, *words[at:]],
+        [*words[:at], box.user.python, "-c", WITHOUT, *map(str, numbers), *words[at:]],
+        env=box.environment,
+        cwd=box.source,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert (ran.returncode, message in ran.stderr) == (1, True), ran.stderr
+    assert "bonobofs doctor" in ran.stderr or "landlock in the list" in ran.stderr
+    assert not (box.source / "ran").exists()
+    assert box.bonobofs("status").stdout == "nothing is mounted\n"
+
+
+LATE_SIGNAL = """
+import ctypes, os, signal, sys
+from bonobofs.sandbox import bwrap_arguments
+from bonobofs.sandbox.bwrap_arguments import Account, View
+from bonobofs.sandbox.sandbox_process import CommandUser, ResourceLimits, SandboxProcess
+
+source, inside, uid = sys.argv[1], sys.argv[2], int(sys.argv[3])
+view = View(Account("nobody", uid, uid, "/home/nobody", "/bin/sh"), source, source, source, inside,
+            os.path.dirname(inside), bwrap_arguments.own_code())
+null = os.open("/dev/null", os.O_RDWR)
+user = CommandUser(uid, uid, ())
+sandbox = SandboxProcess(view, {"PATH": "/usr/bin"}, streams=[null] * 3, terminal=-1, identity=user)
+assert sandbox.release(view, ["sh", "-c", "exit 5"], ResourceLimits()) == ""
+assert sandbox.wait() == 5
+
+# Another process gets the number of the command, as the leader of a group.
+libc = ctypes.CDLL(None, use_errno=True)
+number = ctypes.c_int(sandbox.command_pid)
+read, write = os.pipe()
+arguments = (ctypes.c_uint64 * 11)(0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(number), 1, 0)
+pid = libc.syscall(435, arguments, ctypes.sizeof(arguments))
+if pid == 0:
+    os.setsid()
+    os.write(write, b"x")
+    signal.pause()
+assert pid == sandbox.command_pid, os.strerror(ctypes.get_errno())
+os.read(read, 1)
+sandbox.send(signal.SIGTERM)
+sandbox.kill()
+assert os.waitpid(pid, os.WNOHANG) == (0, 0), "the late signal reached another process"
+os.kill(pid, signal.SIGKILL)
+assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+print("alive")
+"""
+
+
+def test_no_signal_reaches_a_process_that_has_the_number_of_the_ended_command(bench: Bench) -> None:
+    ran = subprocess.run(
+        [bench.box.user.python, "-c", LATE_SIGNAL, str(bench.box.source), str(bench.inside), str(NOBODY)],
+        cwd="/",
         env=bench.box.environment,
-        cwd=bench.box.source,
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
-    assert (ran.returncode, "the kernel has no Landlock" in ran.stderr) == (1, True)
-    assert not (bench.box.source / "ran").exists()
-    assert last_step.landlock_abi() >= last_step.OLDEST_ABI
+    assert ran.stdout == "alive\n", ran.stderr

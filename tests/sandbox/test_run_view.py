@@ -279,6 +279,12 @@ until curl -s --noproxy '*' http://127.0.0.1:8123/a.md; do sleep 0.1; done""",
     "tmux": "tmux -L x new-session -d 'sleep 5' && tmux -L x ls",
     "vim": "vim -u NONE -es -c 's/a/b/' -c wq a.md && grep b a.md",
     "venv": "python3 -m venv --without-pip /tmp/v && /tmp/v/bin/python -c 'print(5)'",
+    "npm from a directory": r"""
+mkdir -p /tmp/p /tmp/w && printf '{"name": "p", "version": "1.0.0"}' > /tmp/p/package.json
+cd /tmp/w && npm install --offline --no-audit --no-fund /tmp/p && test -d node_modules/p""",
+    "pytest": r"""
+printf 'def test_x(tmp_path):\n    (tmp_path / "a").write_text("x")\n' > test_x.py
+PYTHONPATH=$(cat packages) python3 -m pytest -q test_x.py""",
     "git in HOME": "cd; git init -q x && git -C x -c user.name=a -c user.email=a@b.c commit -q --allow-empty -m x",
 }
 
@@ -288,12 +294,14 @@ def outputs() -> Iterator[dict[str, str]]:
     """Run all tools in one sandbox."""
     with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
         box = Box(OrdinaryUser(Path(name)))
-        box.write_policy('default = "allow"\nhidden = ["**"]\n')
+        packages = Path(pytest.__file__).parent.parent
+        box.write_policy(f'default = "allow"\nhidden = ["**"]\n[run]\nread = ["{packages}"]\n')
+        (box.source / "packages").write_text(str(packages))
         for number, script in enumerate(TOOLS.values()):
             path = box.source / f"tool{number}.sh"
             path.write_text(script + "\n")
             path.chmod(0o755)
-        loop = 'for n in $(seq 0 14); do sh tool$n.sh > /tmp/out 2>&1; echo "=$?"; cat /tmp/out; done'
+        loop = 'for n in $(seq 0 16); do sh tool$n.sh > /tmp/out 2>&1; echo "=$?"; cat /tmp/out; done'
         ran = box.run("bash", "-c", loop)
         parts = ran.stdout.split("=")[1:] if ran.returncode == 0 else []
         yield dict(zip(TOOLS, parts, strict=False))
