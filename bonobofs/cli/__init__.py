@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shlex
 import sys
 import traceback
@@ -21,6 +22,7 @@ def run() -> NoReturn:
     """The installed program `bonobofs`, and `python -m bonobofs`."""
     # Garbage collection of the loaded modules takes longer than most commands run.
     gc.set_threshold(50_000)
+    _open_missing_streams()
     code = main()
     gc.freeze()
     sys.exit(code)
@@ -52,6 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         _print_error(f"unforeseen error: {text}; {_write_diagnostic()}")
         return 1
+
+
+def _open_missing_streams() -> None:
+    """Open /dev/null for each standard stream that the caller has closed. Another file would get its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115 - to the end
 
 
 def _print_error(message: str) -> None:

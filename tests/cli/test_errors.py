@@ -97,3 +97,12 @@ def _on_a_terminal(env: dict[str, str]) -> bytes:
         except OSError:
             pass  # A terminal whose other side is closed ends with EIO.
     return shown
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_is_no_error(home: Path, closed: str) -> None:
+    script = f'"$0" -m bonobofs agent list {closed}'
+    ran = subprocess.run(
+        ["sh", "-c", script, sys.executable], env=environment(BONOBOFS_HOME=str(home)), capture_output=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, b"")
