@@ -75,6 +75,8 @@ _NEW_NAMESPACES: Final = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET. clone(2) does not know NEWTIME."""
 _TIOCSTI: Final = 0x5412
 _TIOCLINUX: Final = 0x541C
+_TIOCSETD: Final = 0x5423
+"""Selects a line discipline, whose module the kernel may load."""
 
 _LOAD: Final = 0x20
 _EQUAL: Final = 0x15
@@ -160,7 +162,7 @@ def _check_arguments(code: _Assembler) -> None:
     code.exit(_ALLOW)
     code.label("ioctl")
     code.load(_argument(1))
-    for number in (_TIOCSTI, _TIOCLINUX):
+    for number in (_TIOCSTI, _TIOCLINUX, _TIOCSETD):
         code.jump_if(_EQUAL, number, "denied")
     code.exit(_ALLOW)
     code.label("socket")

@@ -321,7 +321,7 @@ def signal_processes_outside() -> str:
 @attack
 def type_into_the_terminal() -> str:
     fd = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
-    requests = (0x5412, 0x5412 | 1 << 32, 0x541C)
+    requests = (0x5412, 0x5412 | 1 << 32, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCSETD
     return all_of(*(syscall(16 if LONG else 29, fd, ctypes.c_ulong(request), b"x") for request in requests))
 
 
