@@ -17,7 +17,7 @@ import pytest
 from bonobofs import session
 from bonobofs.audit.entry import AuditEntry
 from tests.attacks.attack import CONTENT, Attack, Place
-from tests.support.trees import Tree, look
+from tests.support.trees import Tree, snapshot
 from tests.support.world import ROOT, World
 
 PATIENCE: Final = 30.0
@@ -95,7 +95,7 @@ class Ground(World):
             attack.below(self.source, place)
         return place
 
-    def look(self, place: Place) -> tuple[Tree, Tree]:
+    def snapshot(self, place: Place) -> tuple[Tree, Tree]:
         """What must be the same after the attack: all of the source but the directories of others, and outside."""
         others = {
             f"{top}/{name}"
@@ -103,7 +103,7 @@ class Ground(World):
             for name in os.listdir(self.source / top)
             if f"{top}/{name}" != own
         }
-        return look(self.source, without=others), look(self.outside)
+        return snapshot(self.source, without=others), snapshot(self.outside)
 
     def run(self, attack: Attack) -> Answer:
         """Let the attacker do its work in the mount."""

@@ -21,12 +21,12 @@ def test_an_attack_fails_changes_no_file_and_is_recorded(name: str, ground: Grou
     """The source is unchanged, and the record names the process."""
     attack = ATTACKS[name]
     place = ground.prepare(attack)
-    before, outside = ground.look(place)
+    before, outside = ground.snapshot(place)
     ground.news()
 
     answer = ground.run(attack)
 
-    after, outside_after = ground.look(place)
+    after, outside_after = ground.snapshot(place)
     denied = [entry for entry in ground.news() if entry.result == "denied" and entry.kind == "intent"]
     own = (f"{place.docs}/", f"{place.code}/")
     target = attack.target(place)

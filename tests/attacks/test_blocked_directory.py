@@ -17,7 +17,7 @@ from bonobofs.state.home import inside_directory
 from tests.attacks.directory_lock import locked_directory
 from tests.attacks.server_usage import waiting
 from tests.support.syscalls import opened
-from tests.support.users import NOBODY, outcome, tell
+from tests.support.users import NOBODY, outcome, run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, World, bonobofs
 
@@ -57,7 +57,7 @@ def test_a_locked_directory_delays_no_other_invalidation(mounted: Mounted, sourc
         (source / "free" / "secret").chmod(0o600)
         (source / "free" / "secret").write_text("new")
         with opened(world.path / "free", os.O_RDONLY | os.O_DIRECTORY) as free:
-            until(lambda: tell(_read, free, user=NOBODY) == errno.EACCES, "it is closed to others")
+            until(lambda: run_in_child(_read, free, user=NOBODY) == errno.EACCES, "it is closed to others")
         (source / "free" / "a").write_text("newer")
         until(lambda: (world.path / "free" / "a").read_text() == "newer", "the change is shown")
         (source / "free" / "c").write_text("c")

@@ -28,8 +28,8 @@ from bonobofs.system import mounts, processes
 from tests.attacks.attack import CONTENT, IS_ROOT
 from tests.attacks.ground import PATIENCE, build
 from tests.support.syscalls import opened
-from tests.support.trees import look
-from tests.support.users import outcome, tell
+from tests.support.trees import snapshot
+from tests.support.users import outcome, run_in_child
 from tests.support.wait import until
 from tests.support.world import Mounted, OrdinaryUser, World, bonobofs
 
@@ -130,22 +130,22 @@ def test_a_mount_within_a_mount_is_refused(home: Path, mounted: Mounted, tmp_pat
     ):
         with pytest.raises(BonobofsError, match="lies in a mount of bonobofs"):
             session.start(home, order)
-    assert tell(_append, world.path / "src/main.py") == errno.EACCES
+    assert run_in_child(_append, world.path / "src/main.py") == errno.EACCES
 
 
 def test_a_second_mount_of_a_source_widens_no_rule(mounted: Mounted, source: Path, tmp_path: Path) -> None:
     """Each mount judges by its own policy, and judges a change through the other mount again."""
     first = mounted()
     second = mounted(agent="bob")
-    before = look(source)
+    before = snapshot(source)
     for world in (first, second):
-        assert tell(_append, world.path / "src/main.py") == errno.EACCES
-        assert tell(_append, world.path / ".git/config") == errno.EROFS
-    assert look(source) == before
+        assert run_in_child(_append, world.path / "src/main.py") == errno.EACCES
+        assert run_in_child(_append, world.path / ".git/config") == errno.EROFS
+    assert snapshot(source) == before
     # A name that only the other mount knows is foreign to this one.
-    assert tell(_append, first.path / "aidlc-docs/plan.md") == 4
-    tell(os.link, second.path / "aidlc-docs/plan.md", second.path / "aidlc-docs/again.md")
-    assert tell(_append, first.path / "aidlc-docs/plan.md") == errno.EPERM
+    assert run_in_child(_append, first.path / "aidlc-docs/plan.md") == 4
+    run_in_child(os.link, second.path / "aidlc-docs/plan.md", second.path / "aidlc-docs/again.md")
+    assert run_in_child(_append, first.path / "aidlc-docs/plan.md") == errno.EPERM
     assert {entry.agent for entry in second.entries()} == {"bob"}
     assert _denied(first) == [
         ("src/main.py", "DEFAULT"),
@@ -201,7 +201,7 @@ def test_the_identity_comes_from_the_mount_only(mounted: Mounted) -> None:
 def test_root_in_a_user_namespace_is_subject_to_the_policy(mounted: Mounted) -> None:
     """It gains no right, also not by a mount over the mount."""
     world = mounted()
-    before = look(world.source)
+    before = snapshot(world.source)
     script = """
         mount --bind "$PWD" "$PWD/aidlc-docs" && truncate -s 0 aidlc-docs/src/main.py
         rm README.md
@@ -217,7 +217,7 @@ def test_root_in_a_user_namespace_is_subject_to_the_policy(mounted: Mounted) -> 
         timeout=PATIENCE,
     )
     assert (ran.returncode, ran.stderr.count("Permission denied")) == (0, 3), ran.stderr
-    assert look(world.source) == before
+    assert snapshot(world.source) == before
     assert _denied(world) == [("src/main.py", "DEFAULT"), ("README.md", "KEEP"), ("src/main.py", "DEFAULT")]
 
 
@@ -244,8 +244,8 @@ def _dead(world: World) -> None:
     """Everything fails; a name that the kernel remembers is still the mount's, never the source's."""
     if world.source != world.path:
         (world.source / "below").touch()
-    assert set(tell(_changes, world.path)) == {errno.ENOTCONN}
-    remembered = tell(outcome, os.stat, world.path)
+    assert set(run_in_child(_changes, world.path)) == {errno.ENOTCONN}
+    remembered = run_in_child(outcome, os.stat, world.path)
     bare = os.stat(world.source.parent).st_dev
     assert remembered == errno.ENOTCONN or (isinstance(remembered, os.stat_result) and remembered.st_dev != bare)
 
@@ -301,27 +301,27 @@ def test_signals_of_the_user_do_not_bypass_the_policy(mounted: Mounted) -> None:
     for _ in range(200):
         os.kill(world.pid, signal.SIGUSR1)
         os.kill(world.pid, signal.SIGPIPE)
-    assert tell(_append, world.path / "src/main.py") == errno.EACCES
-    assert tell(_append, world.path / "aidlc-docs/plan.md") == 4
+    assert run_in_child(_append, world.path / "src/main.py") == errno.EACCES
+    assert run_in_child(_append, world.path / "aidlc-docs/plan.md") == 4
     for _ in range(20):
         os.kill(world.pid, signal.SIGHUP)
-    assert tell(_append, world.path / "src/main.py") == errno.EACCES
-    assert tell(_append, world.path / "aidlc-docs/plan.md") == 4
+    assert run_in_child(_append, world.path / "src/main.py") == errno.EACCES
+    assert run_in_child(_append, world.path / "aidlc-docs/plan.md") == 4
     assert (world.source / "src/main.py").read_bytes() == CONTENT
 
 
 def test_resource_limits_set_by_the_user_stop_only_changes(mounted: Mounted) -> None:
     """prlimit(2) on the user's own server: a change is refused if its record fails, and reads succeed."""
     world = mounted()
-    assert tell(_append, world.path / "aidlc-docs/plan.md") == 4
+    assert run_in_child(_append, world.path / "aidlc-docs/plan.md") == 4
     before = resource.prlimit(world.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(world.pid, resource.RLIMIT_FSIZE, (world.trail.stat().st_size + 100, before[1]))
-    assert tell(_append, world.path / "aidlc-docs/other.md") == errno.EIO
-    assert tell(_append, world.path / "src/main.py") == errno.EACCES
-    assert tell((world.path / "aidlc-docs/plan.md").read_bytes) == b"EVIL"
+    assert run_in_child(_append, world.path / "aidlc-docs/other.md") == errno.EIO
+    assert run_in_child(_append, world.path / "src/main.py") == errno.EACCES
+    assert run_in_child((world.path / "aidlc-docs/plan.md").read_bytes) == b"EVIL"
     assert not (world.source / "aidlc-docs/other.md").exists()
     resource.prlimit(world.pid, resource.RLIMIT_FSIZE, before)
-    assert tell(_append, world.path / "aidlc-docs/other.md") == 4
+    assert run_in_child(_append, world.path / "aidlc-docs/other.md") == 4
     assert "The trail could not be written." in {entry.reason for entry in world.entries() if entry.kind == "alert"}
     assert bonobofs("audit", "verify").returncode == 0
 
@@ -451,7 +451,7 @@ def test_processes_in_a_detached_mount_are_judged_to_its_end(mounted: Mounted) -
 def test_an_aborted_connection_fails_closed_and_status_says_so(mounted: Mounted) -> None:
     """After an abort through /sys every access fails, the record is closed, and the dead mount is reported."""
     world = mounted()
-    connection = str(os.minor(tell(os.stat, world.path).st_dev))
+    connection = str(os.minor(run_in_child(os.stat, world.path).st_dev))
     subprocess.run(
         ["unshare", "-m", "sh", "-c", 'mount -t fusectl none "$0" && echo 1 > "$0/$1/abort"', _CONNECTIONS, connection],
         check=True,
@@ -463,7 +463,7 @@ def test_an_aborted_connection_fails_closed_and_status_says_so(mounted: Mounted)
     assert [one["state"] for one in listed] == ["dead"]
     again = bonobofs("mount", world.source, world.path)
     assert again.returncode == 0, again.stderr
-    assert tell(_append, world.path / "src/main.py") == errno.EACCES
+    assert run_in_child(_append, world.path / "src/main.py") == errno.EACCES
     assert bonobofs("umount", world.path).returncode == 0
 
 
@@ -476,12 +476,12 @@ def test_changes_outside_the_mount_are_found_after_an_unclean_boot(mounted: Moun
     """
     held = os.open(source / "src/main.py", os.O_WRONLY | os.O_APPEND)
     world = mounted()
-    assert tell(_append, world.path / "aidlc-docs/plan.md") == 4
+    assert run_in_child(_append, world.path / "aidlc-docs/plan.md") == 4
     built = (source / "aidlc-docs/plan.md").stat().st_ctime + SLACK
     until(lambda: _settled(world) > built, "the record was settled later than the source was built")
     world.kill()
-    assert tell(_append, source / ".git/config") == 4
-    assert tell(os.write, held, b"EVIL") == 4
+    assert run_in_child(_append, source / ".git/config") == 4
+    assert run_in_child(os.write, held, b"EVIL") == 4
     os.close(held)
     document = world.home / "sessions" / world.session.session / "session.json"
     document.write_text(document.read_text().replace(world.session.boot_id, "another-boot"))

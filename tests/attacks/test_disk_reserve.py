@@ -26,7 +26,7 @@ from tests.attacks.overlay_growth import (
     why,
     write,
 )
-from tests.support.users import outcome, tell
+from tests.support.users import outcome, run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, World, bonobofs
 
@@ -58,19 +58,19 @@ def test_scratch_leaves_space_for_every_trail(act: Act, mounted: Mounted, source
     top = hostile.path / "build"
     top.mkdir()
     # An msync that is refused fails with EIO or ENOSPC.
-    assert tell(repeat, act, top) in ({errno.ENOSPC, errno.EIO} if act is map_pages else {errno.ENOSPC})
-    assert tell(repeat, append_page, top) == errno.ENOSPC
+    assert run_in_child(repeat, act, top) in ({errno.ENOSPC, errno.EIO} if act is map_pages else {errno.ENOSPC})
+    assert run_in_child(repeat, append_page, top) == errno.ENOSPC
     vfs = os.statvfs(home)
     assert vfs.f_bavail > vfs.f_blocks / 10
     assert vfs.f_favail > vfs.f_files / 10
-    assert tell(why, top) == "SPACE"
+    assert run_in_child(why, top) == "SPACE"
     assert bonobofs("why", top / "another").returncode == 77
     for number in range(300):
         (other.path / f"{number}.md").write_text("text")
     assert len([entry for entry in other.entries() if entry.kind == "outcome" and entry.path.endswith(".md")]) == 300
     assert _codes(other) == set()
     assert _codes(hostile) == {"SPACE"}
-    assert tell(outcome, os.mkdir, hostile.path / "in-source") is None
+    assert run_in_child(outcome, os.mkdir, hostile.path / "in-source") is None
     assert bonobofs("audit", "verify").returncode == 0
 
 
@@ -78,13 +78,13 @@ def test_space_taken_by_other_processes_is_seen(mounted: Mounted, home: Path) ->
     """While a program fills the disk, scratch has no space; afterwards it has."""
     world = mounted(policy=POLICY)
     top = world.path / "build"
-    tell(top.mkdir)
-    tell(write, top, 0)
+    run_in_child(top.mkdir)
+    run_in_child(write, top, 0)
     filler = home.parent / "filler"
     with filler.open("wb") as file:
         vfs = os.statvfs(home)
         os.posix_fallocate(file.fileno(), 0, (vfs.f_bavail - vfs.f_blocks // 16) * vfs.f_frsize)
-    until(lambda: tell(outcome, write, top, 0) == errno.ENOSPC, "the disk is seen to be full")
-    tell((world.path / "in-source").touch)
+    until(lambda: run_in_child(outcome, write, top, 0) == errno.ENOSPC, "the disk is seen to be full")
+    run_in_child((world.path / "in-source").touch)
     filler.unlink()
-    until(lambda: tell(outcome, write, top, 0) is None, "the space is seen")
+    until(lambda: run_in_child(outcome, write, top, 0) is None, "the space is seen")

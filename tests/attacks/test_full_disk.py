@@ -16,7 +16,7 @@ from bonobofs import session
 from tests.attacks.attack import CONTENT
 from tests.attacks.ground import build
 from tests.support.syscalls import make, read
-from tests.support.users import outcome, tell
+from tests.support.users import outcome, run_in_child
 from tests.support.world import Mounted, bonobofs
 
 pytestmark = pytest.mark.root
@@ -72,7 +72,7 @@ def test_without_space_for_the_record_changes_are_refused(mounted: Mounted, sour
     build(source)
     world = mounted()
     _fill(home / "filler")
-    made, came = tell(_make_until_refused, world.path)
+    made, came = run_in_child(_make_until_refused, world.path)
     assert came == errno.EIO
     assert sorted(os.listdir(source / "aidlc-docs")) == sorted(f"{number}.md" for number in range(made))
     for call, *arguments in (
@@ -83,15 +83,15 @@ def test_without_space_for_the_record_changes_are_refused(mounted: Mounted, sour
         (os.chmod, world.path / "aidlc-docs/0.md", 0o600),
         (os.setxattr, world.path / "aidlc-docs/0.md", "user.x", b"1"),
     ):
-        assert tell(outcome, call, *arguments) == errno.EIO
-    assert tell(outcome, os.truncate, world.path / "src/main.py", 0) == errno.EACCES
-    assert tell(read, world.path / "README.md") == CONTENT
-    denials = tell(read, world.path / ".bonobofs/denials.jsonl").decode().splitlines()
+        assert run_in_child(outcome, call, *arguments) == errno.EIO
+    assert run_in_child(outcome, os.truncate, world.path / "src/main.py", 0) == errno.EACCES
+    assert run_in_child(read, world.path / "README.md") == CONTENT
+    denials = run_in_child(read, world.path / ".bonobofs/denials.jsonl").decode().splitlines()
     assert json.loads(denials[0])["code"] == "UNRECORDED"
     assert json.loads(denials[-1])["code"] == "DEFAULT"
     (home / "filler").unlink()
 
-    assert tell(outcome, make, world.path / "aidlc-docs/again.md") is None
+    assert run_in_child(outcome, make, world.path / "aidlc-docs/again.md") is None
     entries = world.entries()
     assert [entry.details["error"] for entry in entries if entry.kind == "alert"] == ["No space left on device"]
     assert [e.path for e in entries if e.kind == "intent" and e.result == "allowed"] == [
@@ -109,9 +109,9 @@ def test_a_full_source_is_reported_and_recorded(mounted: Mounted, tmp_path: Path
     with _small_disk(source, 400):
         build(source)
         world = mounted(source=source)
-        assert tell(_append_until_full, world.path / "aidlc-docs/plan.md") == errno.ENOSPC
-        assert tell(outcome, os.truncate, world.path / "aidlc-docs/plan.md", 0) is None
-        assert tell(_append_until_full, world.path / "aidlc-docs/plan.md") == errno.ENOSPC
+        assert run_in_child(_append_until_full, world.path / "aidlc-docs/plan.md") == errno.ENOSPC
+        assert run_in_child(outcome, os.truncate, world.path / "aidlc-docs/plan.md", 0) is None
+        assert run_in_child(_append_until_full, world.path / "aidlc-docs/plan.md") == errno.ENOSPC
         outcomes = [(entry.path, entry.reason) for entry in world.entries() if entry.result == "error"]
         assert outcomes == [("aidlc-docs/plan.md", "ENOSPC: No space left on device")] * 2
         assert world.clear() == []

@@ -18,7 +18,7 @@ from bonobofs.errors import UsageError
 from tests.guard_socket.conftest import Called, answer
 from tests.support.git_guards import ENVIRONMENT
 from tests.support.observe import companion_of, out_of_band
-from tests.support.users import tell
+from tests.support.users import run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, World
 
@@ -67,11 +67,11 @@ def test_a_removal_of_many_very_long_paths_is_sent_in_parts(mounted: Mounted, so
         os.close(fd)
         return len(found)
 
-    assert tell(look) == FILES
+    assert run_in_child(look) == FILES
     with unharmed(world):
         for number in range(FILES):
             os.unlink(f"{number}", dir_fd=deep)
-        until(lambda: tell(look) == 0, "the removal shows")
+        until(lambda: run_in_child(look) == 0, "the removal shows")
     os.close(deep)
 
 

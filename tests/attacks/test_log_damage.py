@@ -20,7 +20,7 @@ from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.cli.audit import verify_
 from tests.attacks.ground import build
 from tests.support.syscalls import append, make
-from tests.support.users import tell
+from tests.support.users import run_in_child
 from tests.support.world import Mounted, World, bonobofs, plain
 
 Lines = list[bytes]
@@ -46,7 +46,7 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             home, session.start(home, session.MountRequest(top / "source", top / "mount", agent="alice")).session
         )
         for number in range(6):
-            tell(make, world.path / f"aidlc-docs/{number}.md", b"text")
+            run_in_child(make, world.path / f"aidlc-docs/{number}.md", b"text")
         session.flush_servers(home)
         if request.param == "killed":
             world.kill()
@@ -206,12 +206,12 @@ def test_a_record_damaged_during_the_session_is_found(
     """The session and its policy go on. At the end, the record fails verification."""
     build(source)
     world = mounted()
-    tell(make, world.path / "aidlc-docs/before.md", b"text")
+    run_in_child(make, world.path / "aidlc-docs/before.md", b"text")
     session.flush_servers(world.home)
     spoil(world)
-    tell(make, world.path / "aidlc-docs/after.md", b"text")
+    run_in_child(make, world.path / "aidlc-docs/after.md", b"text")
     with pytest.raises(PermissionError):
-        tell(make, world.path / "src/after.md")
+        run_in_child(make, world.path / "src/after.md")
     world.umount()
     assert bonobofs("audit", "verify").returncode == 1
 

@@ -23,7 +23,7 @@ from tests.attacks.conftest import MakeFileSystem
 from tests.attacks.server_usage import waiting
 from tests.support.observe import companion_of, fill_queue, stopped, text
 from tests.support.syscalls import opened
-from tests.support.users import NOBODY, outcome, tell
+from tests.support.users import NOBODY, outcome, run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted
 
@@ -86,8 +86,8 @@ def served_beside(mount: Path, act: Callable[[], object]) -> Beside:
     """
     tried = []
     for _ in range(TRIES):
-        seen: Beside = tell(beside, mount, act)
-        alone: float = tell(look_alone, mount, min(seen.seconds, 2.0))
+        seen: Beside = run_in_child(beside, mount, act)
+        alone: float = run_in_child(look_alone, mount, min(seen.seconds, 2.0))
         if seen.slowest <= alone + MOST_ADDED:
             return seen
         tried.append((seen, alone))
@@ -119,7 +119,7 @@ def test_a_file_with_very_many_names_is_as_fast_as_others(mounted: Mounted, sour
         (world.path / "name-0").unlink()
         return took, why, said
 
-    took, why, said = tell(story)
+    took, why, said = run_in_child(story)
     assert said == errno.EPERM
     assert Code.HARDLINK.value.encode() in why
     assert took < 0.01  # 4,000 names took 60 ms
@@ -166,7 +166,7 @@ def test_others_are_served_while_a_large_directory_is_moved(mounted: Mounted, so
         beside(world.path, write_and_move)
         writes.join()
 
-    tell(story)
+    run_in_child(story)
     assert (source / "new/0/0").read_text() == "written"
     assert not (source / "old").exists()
     seen = served_beside(world.path, lambda: move(world.path))
@@ -203,7 +203,9 @@ def test_others_are_served_while_all_nodes_are_compared(mounted: Mounted, file_s
             last.write_text(content := str(time.monotonic_ns()))
         until(lambda: text(world.path / last.relative_to(source)) == content, "the change shows")
 
-    tell(lambda: [os.stat(os.path.join(top, name)) for top, _, names in os.walk(world.path / "old") for name in names])
+    run_in_child(
+        lambda: [os.stat(os.path.join(top, name)) for top, _, names in os.walk(world.path / "old") for name in names]
+    )
     served_beside(world.path, lose_events)
     world.umount()
 
@@ -218,7 +220,7 @@ def test_a_walk_takes_one_step_per_subdirectory(tmp_path: Path) -> None:
         backing = LayerStore(root, InodeTable(), cache=8, pins=8)
         return [each is None for each in backing.walk(root, b"wide")]
 
-    assert tell(steps) == [True] * 1000 + [False] * 1000
+    assert run_in_child(steps) == [True] * 1000 + [False] * 1000
 
 
 def test_others_are_served_while_many_empty_directories_are_moved(mounted: Mounted, source: Path) -> None:
@@ -244,7 +246,7 @@ def test_others_are_served_while_a_directory_with_scratch_below_is_moved(mounted
                 (world.path / f"old/build/{number // 100}").mkdir(parents=True)
             os.close(os.open(world.path / f"old/build/{number // 100}/{number}", os.O_CREAT | os.O_WRONLY))
 
-    tell(fill)
+    run_in_child(fill)
     assert not (source / "old/build").exists()
     seen = served_beside(world.path, lambda: move(world.path))
     assert seen.seconds > 5 * seen.slowest
@@ -262,7 +264,7 @@ def test_others_are_served_while_the_scratch_list_is_read(mounted: Mounted, sour
         for number in range(NAMES * 2):
             os.close(os.open(world.path / f"build/{number}", os.O_CREAT | os.O_WRONLY))
 
-    tell(fill)
+    run_in_child(fill)
 
     def read(directory: int) -> float:
         os.fchdir(directory)
@@ -272,8 +274,8 @@ def test_others_are_served_while_the_scratch_list_is_read(mounted: Mounted, sour
         return (time.monotonic() - began) / 10
 
     with opened(world.path, os.O_RDONLY | os.O_DIRECTORY) as directory:
-        assert min(tell(read, directory, user=NOBODY) for _ in range(TRIES)) < MOST_ADDED
-        assert min(tell(read, directory) for _ in range(TRIES)) < MOST_ADDED
+        assert min(run_in_child(read, directory, user=NOBODY) for _ in range(TRIES)) < MOST_ADDED
+        assert min(run_in_child(read, directory) for _ in range(TRIES)) < MOST_ADDED
 
 
 def test_others_are_served_while_a_file_is_synced(mounted: Mounted, source: Path) -> None:
@@ -315,7 +317,7 @@ def test_others_are_served_while_an_fsync_hangs(mounted: Mounted, tmp_path: Path
         with stopped(disk.pid):
             thread.start()
             until(lambda: waiting(world.pid), "a thread of the server waits for the disk")
-            assert tell(look_alone, world.path, 1.0) < 1.0
+            assert run_in_child(look_alone, world.path, 1.0) < 1.0
             assert thread.is_alive()
         thread.join()
     finally:
@@ -374,7 +376,7 @@ def test_others_are_served_while_a_large_change_waits_for_the_disk(
     policy = ALLOW_ALL + '[[scratch]]\npaths = ["old"]\n'
     world = mounted(policy=policy, agent="bob", source=source)
     inside = inside_directory(world.home, world.session.session)
-    tell(lambda: [(world.path / name).stat() for name in ("old", "large")])
+    run_in_child(lambda: [(world.path / name).stat() for name in ("old", "large")])
     with opened(source / "old", os.O_RDONLY) as fd:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     changes = threading.Thread(target=act, args=(world.path,))
@@ -385,7 +387,7 @@ def test_others_are_served_while_a_large_change_waits_for_the_disk(
                 _begin_to_write(source / "large")
             changes.start()
             until(lambda: waiting(world.pid), "a thread of the server waits for the disk")
-            assert tell(look_alone, world.path, 1.0) < 1.0
+            assert run_in_child(look_alone, world.path, 1.0) < 1.0
             if act is not _remove:
                 leases.start()
                 leases.join(2.0)

@@ -16,7 +16,7 @@ from bonobofs.enforcement.denial_recorder import BURST
 from tests.attacks.attack import CONTENT
 from tests.attacks.ground import build
 from tests.support.syscalls import make
-from tests.support.users import outcome, tell
+from tests.support.users import outcome, run_in_child
 from tests.support.world import Mounted, World, bonobofs
 
 MANY: Final = 100_000
@@ -55,9 +55,9 @@ def _insist(top: Path, times: int) -> set[int | None]:
 def test_a_hundred_thousand_denials_are_one_entry_and_a_count(mounted: Mounted, source: Path) -> None:
     """The record and the server do not grow with the number of attempts."""
     world = mounted()
-    tell(_insist, world.path, 1000)
+    run_in_child(_insist, world.path, 1000)
     before = _resident(world)
-    assert tell(_insist, world.path, MANY) == {errno.EACCES}
+    assert run_in_child(_insist, world.path, MANY) == {errno.EACCES}
     assert _resident(world) - before < _ROOM
     entries = [entry for entry in world.entries() if entry.path == "src/main.py" and entry.kind != "alert"]
     assert sum(1 if entry.kind == "intent" else entry.details["count"] for entry in entries) == MANY + 1000
@@ -75,15 +75,15 @@ def _try_names(top: Path, count: int) -> set[object]:
 def test_denials_of_many_names_take_bounded_memory(mounted: Mounted) -> None:
     """The record names the first thousand and counts the rest (tests/attacks/test_refusal_flood)."""
     world = mounted()
-    tell(_try_names, world.path, 100)
+    run_in_child(_try_names, world.path, 100)
     before = _resident(world)
-    assert tell(_try_names, world.path, 10_000) == {errno.EACCES}
+    assert run_in_child(_try_names, world.path, 10_000) == {errno.EACCES}
     denied = [entry for entry in world.entries() if entry.result == "denied" and entry.kind == "intent"]
     named = {entry.path for entry in denied if entry.path != "src"}
     assert BURST <= len(named) < 10_000
     assert named <= {f"src/{number}" for number in range(10_000)}
     assert _resident(world) - before < _ROOM
-    shown = tell((world.path / ".bonobofs/denials.jsonl").read_text).splitlines()
+    shown = run_in_child((world.path / ".bonobofs/denials.jsonl").read_text).splitlines()
     assert [json.loads(line)["path"] for line in shown] == [f"src/{number}" for number in range(9_900, 10_000)]
     assert bonobofs("audit", "verify").returncode == 0
 
@@ -97,9 +97,9 @@ def _try_five(top: Path) -> None:
 def test_the_third_denial_is_an_alert_and_the_next_ones_are_not(mounted: Mounted) -> None:
     """There is one alert in five minutes."""
     world = mounted()
-    tell(_try_five, world.path)
+    run_in_child(_try_five, world.path)
     assert _alerts(world) == [("src/2", "DEFAULT")]
-    tell(_try_five, world.path)
+    run_in_child(_try_five, world.path)
     assert len(_alerts(world)) == 1
 
 
@@ -110,7 +110,7 @@ def _lock(top: Path) -> list[object]:
 def test_an_optional_git_lock_raises_no_alert(mounted: Mounted) -> None:
     """`git status` tries to refresh its index each time: `denials.jsonl` shows it, and the record has no entry."""
     world = mounted()
-    assert tell(_lock, world.path) == [errno.EROFS] * 5
+    assert run_in_child(_lock, world.path) == [errno.EROFS] * 5
     assert (world.path / ".bonobofs/denials.jsonl").read_text().count(".git/index.lock") == 5
     assert [entry for entry in world.entries() if entry.path == ".git/index.lock"] == []
     assert _alerts(world) == []
@@ -124,7 +124,7 @@ def _leave(top: Path) -> None:
 def test_an_attempt_to_leave_is_an_alert_at_once(mounted: Mounted) -> None:
     """The first symlink that leads outside raises an alert."""
     world = mounted()
-    tell(_leave, world.path)
+    run_in_child(_leave, world.path)
     assert _alerts(world) == [("aidlc-docs/etc", "OUTSIDE")]
 
 
@@ -149,7 +149,7 @@ def _name_them(top: bytes) -> None:
 def test_no_name_forges_a_line_or_controls_a_terminal(mounted: Mounted) -> None:
     """The record has exactly the name; the output is one line of printable characters."""
     world = mounted()
-    tell(_name_them, os.fsencode(world.path))
+    run_in_child(_name_them, os.fsencode(world.path))
     tried = [os.fsdecode(name) for name in _NAMES]
     entries = world.entries()
     assert world.trail.read_bytes().count(b"\n") == len(entries)

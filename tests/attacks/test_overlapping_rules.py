@@ -21,7 +21,7 @@ from tests.support.syscalls import (
     opened,
     renameat2,
 )
-from tests.support.users import NOBODY, outcome, tell
+from tests.support.users import NOBODY, outcome, run_in_child
 from tests.support.world import ALLOW_ALL, Mounted
 
 TWO_RULES = """
@@ -85,7 +85,7 @@ def test_a_write_batch_does_not_outlive_its_rule(
 ) -> None:
     """After a move of the file or a directory above, further writes are judged at the new path."""
     world = mounted(policy=TWO_RULES, role="author")
-    came = tell(_write_on_after, world.path, path, moved, act)
+    came = run_in_child(_write_on_after, world.path, path, moved, act)
     # Either of two names may be reported: the narrow one by its rule, the wide one because it has another.
     assert came == codes or (act, came) == ("link", (errno.EPERM, errno.EPERM))
     for file in (world.source / "narrow").rglob("*.md"):
@@ -108,11 +108,11 @@ def test_a_name_that_the_kernel_forgot_does_not_count_twice(mounted: Mounted, so
     os.link(hook, source / "aidlc-docs/linked.md")
     world = mounted()
     linked = world.path / "aidlc-docs/linked.md"
-    assert tell(_write, linked) == errno.EPERM
+    assert run_in_child(_write, linked) == errno.EPERM
     for _ in range(3):
         # What memory pressure does sooner or later: the kernel drops every name of the mount that is not in use.
         subprocess.run(["mount", "-i", "-o", "remount,rw", world.path], check=True)
-        assert tell(_write, linked) == errno.EPERM
+        assert run_in_child(_write, linked) == errno.EPERM
     assert hook.read_bytes() == CONTENT
     assert [entry.path for entry in world.entries() if entry.code == "HARDLINK"][:1] == ["aidlc-docs/linked.md"]
 
@@ -160,7 +160,7 @@ def test_a_name_removed_by_another_mount_permits_no_change(
         hook.write_bytes(CONTENT)
         os.link(hook, source / f"aidlc-docs/linked-{number}.md")
     first, second = mounted(), mounted(agent="bob")
-    came = tell(_over_and_over, trick, first.path, second.path)
+    came = run_in_child(_over_and_over, trick, first.path, second.path)
     assert {hook.read_bytes() for hook in hooks} == {CONTENT}
     assert set(came) <= {errno.EPERM, errno.ESTALE, errno.ENOENT}
 
@@ -191,7 +191,7 @@ def test_a_file_moved_by_another_mount_is_judged_by_its_new_rule(
     """No write is judged by the rule of a removed name."""
     build(source)
     first, second = mounted(), mounted(agent="bob")
-    tell(_over_and_over, trick, first.path, second.path)
+    run_in_child(_over_and_over, trick, first.path, second.path)
     documents = list((source / "aidlc-docs").iterdir())
     assert len(documents) == _TRIES
     assert not [path for path in documents if path.read_bytes().startswith(b"#!")]
@@ -223,10 +223,10 @@ def test_a_change_of_a_set_id_program_clears_its_set_id_bits(open_directory: Pat
     (source / "payload").write_bytes(b"#!/bin/sh\n")
     (source / "program").write_bytes(CONTENT)
     os.chmod(source / "program", 0o6777)
-    tell(_inject, source, how, user=NOBODY)
+    run_in_child(_inject, source, how, user=NOBODY)
     assert os.stat(source / "program").st_mode & 0o7777 == 0o777
     os.chmod(source / "program", 0o6777)
 
     world = mounted(policy=ALLOW_ALL, source=source, mountpoint=mountpoint, allow_other=True)
-    tell(_inject, world.path, how, user=NOBODY)
+    run_in_child(_inject, world.path, how, user=NOBODY)
     assert os.stat(source / "program").st_mode & 0o7777 == 0o777

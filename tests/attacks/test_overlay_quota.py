@@ -21,7 +21,7 @@ from tests.attacks.overlay_growth import (
     set_attribute,
     why,
 )
-from tests.support.users import outcome, tell
+from tests.support.users import outcome, run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted
 
@@ -39,16 +39,16 @@ def test_empty_files_count_towards_the_quota(act: Act, mounted: Mounted, source:
     top = world.path / "build"
     top.mkdir()
 
-    assert tell(repeat, act, top) == errno.EFBIG
+    assert run_in_child(repeat, act, top) == errno.EFBIG
     assert 180 < len((world.path / ".bonobofs/scratch").read_text().splitlines()) <= 245
-    assert tell(why, top) == "SIZE"
+    assert run_in_child(why, top) == "SIZE"
 
     def clear() -> None:
         for path in (*top.iterdir(), *world.path.glob("old-*")):
             (path.rmdir if stat.S_ISDIR(path.lstat().st_mode) else path.unlink)()
 
-    tell(clear)
-    until(lambda: tell(outcome, (top / "large").write_bytes, bytes(980_000)) == 980_000, "there is room again")
+    run_in_child(clear)
+    until(lambda: run_in_child(outcome, (top / "large").write_bytes, bytes(980_000)) == 980_000, "there is room again")
 
 
 def test_attributes_of_one_file_are_bounded(mounted: Mounted) -> None:

@@ -16,8 +16,8 @@ from bonobofs.policy.engine import EXECUTABLE_HEADS
 from tests.attacks.attack import CONTENT
 from tests.attacks.ground import build
 from tests.support.syscalls import RENAME_EXCHANGE, append, make, opened, renameat2, tick
-from tests.support.trees import look
-from tests.support.users import tell
+from tests.support.trees import snapshot
+from tests.support.users import run_in_child
 from tests.support.world import Mounted, World, bonobofs
 
 SECONDS: Final = 1.2
@@ -99,9 +99,9 @@ def _swap_for_symlink(mount: Path, _: Path) -> None:
 def test_a_directory_swapped_for_a_symlink_in_the_mount_redirects_no_change(mounted: Mounted, source: Path) -> None:
     """The path of the changed file is judged, however the kernel resolved it."""
     world = mounted()
-    before = look(source, without=("aidlc-docs",))
+    before = snapshot(source, without=("aidlc-docs",))
     _race(world, _swap_for_symlink, _write_in("aidlc-docs/d"), _write_in("aidlc-docs/d"))
-    assert look(source, without=("aidlc-docs",)) == before
+    assert snapshot(source, without=("aidlc-docs",)) == before
 
 
 def _exchange_directories(mount: Path, _: Path) -> None:
@@ -223,9 +223,9 @@ def test_swaps_behind_the_mount_do_not_redirect_changes(mounted: Mounted, source
     outside.mkdir()
     (outside / "plan.md").write_bytes(CONTENT)
     world = mounted(mountpoint=_far_from(source))
-    before = look(source, without=("aidlc-docs",)), look(outside)
+    before = snapshot(source, without=("aidlc-docs",)), snapshot(outside)
     _race(world, swap, _write_in("aidlc-docs/d"), _write_in("aidlc-docs/d"))
-    assert (look(source, without=("aidlc-docs",)), look(outside)) == before
+    assert (snapshot(source, without=("aidlc-docs",)), snapshot(outside)) == before
 
 
 def _try_everything_in(top: Path) -> None:
@@ -249,13 +249,13 @@ def test_a_parent_that_was_moved_out_and_linked_back_is_outside(mounted: Mounted
     (source / "aidlc-docs/d/deep/plan.md").write_bytes(CONTENT)
     world = mounted(mountpoint=_far_from(source))
     deep = world.path / "aidlc-docs/d/deep"
-    tell(append, deep / "plan.md", b"seen by the server, which keeps a descriptor")
+    run_in_child(append, deep / "plan.md", b"seen by the server, which keeps a descriptor")
     os.rename(source / "aidlc-docs/d", outside)
     os.symlink("../../outside", source / "aidlc-docs/d")
-    before = look(outside)
-    tell(_try_everything_in, deep)
+    before = snapshot(outside)
+    run_in_child(_try_everything_in, deep)
     _race(world, _write_in("aidlc-docs/d/deep"))
-    assert look(outside) == before
+    assert snapshot(outside) == before
 
 
 def _hold_and_move(top: Path, source: Path, outside: Path) -> None:
@@ -276,6 +276,6 @@ def test_a_descriptor_of_a_file_moved_out_cannot_write(mounted: Mounted, source:
     (source / "aidlc-docs/d/deep").mkdir()
     (source / "aidlc-docs/d/deep/plan.md").write_bytes(CONTENT)
     world = mounted(mountpoint=_far_from(source))
-    tell(_hold_and_move, world.path, source, outside)
+    run_in_child(_hold_and_move, world.path, source, outside)
     assert (outside / "deep/plan.md").read_bytes() == b"seen" + CONTENT[4:]
     assert (outside / "deep/plan.md").stat().st_mode & 0o777 == 0o644

@@ -13,7 +13,7 @@ from pathlib import Path
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.writer import LONGEST_OF_REFUSAL
 from bonobofs.enforcement.denial_recorder import BURST, RATE, SHOWN_DENIALS
-from tests.support.users import outcome, tell
+from tests.support.users import outcome, run_in_child
 from tests.support.world import ALLOW_ALL, Mounted, bonobofs
 
 POLICY = f'{ALLOW_ALL}[[protect]]\npaths = ["closed/", "shut/"]\n'
@@ -40,7 +40,7 @@ def test_a_flood_of_denials_is_limited_and_counted(mounted: Mounted, source: Pat
                 os.mkdir(world.path / ("shut" if number % 5 == 0 else "closed") / str(number))
         return time.monotonic() - began
 
-    seconds = tell(flood)
+    seconds = run_in_child(flood)
     seen = (world.path / ".bonobofs/denials.jsonl").read_text().splitlines()
     entries = world.entries()
     one_by_one = [entry for entry in entries if _is_refusal(entry) and entry.kind == "intent"]
@@ -92,7 +92,7 @@ def test_a_long_path_is_truncated_in_the_entry_of_a_denial(mounted: Mounted) -> 
             os.chdir(name)
         return tuple(outcome(os.mkdir, f"new-{number}") for number in range(20))
 
-    assert len(set(tell(story))) == 1
+    assert len(set(run_in_child(story))) == 1
     entries = world.entries()
     whole = "/".join(["closed", *[name] * (DEEP - 1), "new-0"])
     refused = [entry for entry in entries if _is_refusal(entry) and entry.details.get("path_bytes") == len(whole)]

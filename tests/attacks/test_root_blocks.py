@@ -11,7 +11,7 @@ import pytest
 
 from tests.attacks.conftest import MakeFileSystem
 from tests.support.syscalls import opened
-from tests.support.users import NOBODY, outcome, tell
+from tests.support.users import NOBODY, outcome, run_in_child
 from tests.support.world import ALLOW_ALL, Mounted
 
 pytestmark = pytest.mark.root
@@ -74,7 +74,7 @@ def test_no_other_user_fills_the_blocks_of_root(
                 return outcome(act, fd, vfs.f_bfree * vfs.f_frsize), outcome(os.write, other, bytes(4 * PIECE))
 
         # An mmap that is full fails by msync with EIO or ENOSPC.
-        assert tell(story, user=NOBODY) in [(errno.ENOSPC, errno.ENOSPC), (errno.EIO, errno.ENOSPC)]
+        assert run_in_child(story, user=NOBODY) in [(errno.ENOSPC, errno.ENOSPC), (errno.EIO, errno.ENOSPC)]
     vfs = os.statvfs(place)
     assert reserved * 0.95 < vfs.f_bfree * vfs.f_frsize < reserved + 8 * PIECE
     (world.path / "of-root").write_bytes(bytes(PIECE))
@@ -98,7 +98,7 @@ def test_a_full_disk_accepts_changes_without_new_blocks(file_system: MakeFileSys
             with opened("notes", os.O_RDWR) as fd:
                 return os.pwrite(fd, b"b" * 5000, 0), os.pwrite(fd, b"c" * 100, 5000)
 
-        assert tell(story, user=NOBODY) == (5000, 100)
+        assert run_in_child(story, user=NOBODY) == (5000, 100)
     assert (source / "notes").read_bytes() == b"b" * 5000 + b"c" * 100
 
 
@@ -126,6 +126,6 @@ def test_names_and_attributes_take_no_blocks_of_root(file_system: MakeFileSystem
                 return [{outcome(act, f"{kind}-{number}") for number in range(50)} for kind, act in enumerate(acts)]
 
         # What is smaller than a piece was still free.
-        assert all(found in ({errno.ENOSPC}, {None, errno.ENOSPC}) for found in tell(story, user=NOBODY))
+        assert all(found in ({errno.ENOSPC}, {None, errno.ENOSPC}) for found in run_in_child(story, user=NOBODY))
     assert os.statvfs(source).f_bfree > reserved * 0.95
     (world.path / "of-root").mkdir()

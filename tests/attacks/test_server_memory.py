@@ -18,14 +18,14 @@ from bonobofs.policy.lease_set import compile_leases
 from bonobofs.state.home import inside_directory
 from tests.attacks.server_usage import resident
 from tests.support.observe import companion_of
-from tests.support.users import tell
+from tests.support.users import run_in_child
 from tests.support.world import ALLOW_ALL, ROOT, Mounted
 
 REPEATED: Final = int(os.environ.get("BONOBOFS_TEST_REQUESTS", "2000"))
 WARM: Final = 1_200
 """Requests that fill the caches first: the server remembers the last 1,000 entries."""
 AT_ONCE: Final = 250
-"""Requests that one process makes: `tell` ends it after 40 s."""
+"""Requests that one process makes: `run_in_child` ends it after 40 s."""
 GROWTH: Final = min(300 * REPEATED, 8 << 20)
 """Bytes of memory for all requests of one kind. The server remembers the last 40,000 names that it changed."""
 LEASES: Final = REPEATED // 160
@@ -106,7 +106,7 @@ def _repeat(act: Callable[[Path, int], None], mount: Path, numbers: range) -> No
 
 def _tell_all(act: Callable[[Path, int], None], mount: Path, numbers: range) -> None:
     for start in numbers[::AT_ONCE]:
-        tell(_repeat, act, mount, range(start, min(start + AT_ONCE, numbers.stop)))
+        run_in_child(_repeat, act, mount, range(start, min(start + AT_ONCE, numbers.stop)))
 
 
 @pytest.mark.timeout(60 + REPEATED // 20)
@@ -168,7 +168,7 @@ def test_open_versions_of_denials_jsonl_do_not_grow_the_server(mounted: Mounted,
     (source / "closed" / Path(*["\udcff" * 250] * 12)).mkdir(parents=True)
     world = mounted(policy=POLICY)
     before = resident(world.pid)
-    size, lines, opened = tell(_open_versions, world.path)
+    size, lines, opened = run_in_child(_open_versions, world.path)
     assert opened == VERSIONS
     assert 800_000 < size <= 1 << 20
     assert lines > 40

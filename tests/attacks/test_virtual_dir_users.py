@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.support.syscalls import opened
-from tests.support.users import ANN, BEN, outcome, tell
+from tests.support.users import ANN, BEN, outcome, run_in_child
 from tests.support.world import Mounted
 
 pytestmark = pytest.mark.root
@@ -39,15 +39,15 @@ def test_no_user_sees_names_below_a_private_directory_of_another(mounted: Mounte
             os.fchdir(top)
             return _shown()
 
-        tell(work, "ann", user=ANN)
-        tell(work, "ben", user=BEN)
+        run_in_child(work, "ann", user=ANN)
+        run_in_child(work, "ben", user=BEN)
         for _ in range(3):
             for user, own, other in ((ANN, "ann", "ben"), (BEN, "ben", "ann")):
-                scratch, denials = tell(look, user=user)
+                scratch, denials = run_in_child(look, user=user)
                 assert f"build/{own}/secret-of-{own}\n" in scratch
                 assert other not in scratch
                 assert denials == [f"refused-{own}"]
-            scratch, denials = tell(look)
+            scratch, denials = run_in_child(look)
             assert "secret-of-ann" in scratch
             assert "secret-of-ben" in scratch
             assert denials == ["refused-ann", "refused-ben"]

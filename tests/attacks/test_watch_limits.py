@@ -15,7 +15,7 @@ import pytest
 from bonobofs import session
 from tests.external_changes.few_watches_companion import BUDGET
 from tests.support.observe import companion_of, out_of_band, recorded, status, text
-from tests.support.users import tell
+from tests.support.users import run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, OrdinaryUser, World, bonobofs
 
@@ -141,7 +141,7 @@ def test_a_move_of_a_deep_tree_by_the_agent_is_not_out_of_band(mounted: Mounted,
             os.close(os.open(f"more-{turn}", os.O_CREAT | os.O_WRONLY, 0o644, dir_fd=deep))
         os.close(deep)
 
-    tell(move)
+    run_in_child(move)
     (world.source / "sign").touch()
     until(lambda: "sign" in out_of_band(world), "the sign is entered")
     assert set(out_of_band(world)) == {"sign"}

@@ -17,8 +17,8 @@ from bonobofs.audit.reader import read
 from bonobofs.cli.audit import verify_
 from bonobofs.session import SessionState
 from tests.support.syscalls import make
-from tests.support.trees import Tree, look, unexplained
-from tests.support.users import outcome, tell
+from tests.support.trees import Tree, snapshot, unexplained
+from tests.support.users import outcome, run_in_child
 from tests.support.world import World
 
 
@@ -55,9 +55,9 @@ def examine(capsys: pytest.CaptureFixture[str]) -> Examine:
     def look_at(world: World, before: Tree) -> list[AuditEntry]:
         assert not world.is_alive
         entries = list(read(world.trail))
-        assert unexplained(before, look(world.source), entries) == []
-        assert tell(_touch_everything, world.path) == {errno.ENOTCONN}
-        assert unexplained(before, look(world.source), entries) == []
+        assert unexplained(before, snapshot(world.source), entries) == []
+        assert run_in_child(_touch_everything, world.path) == {errno.ENOTCONN}
+        assert unexplained(before, snapshot(world.source), entries) == []
 
         report = _verified(world, capsys)
         assert (report["status"], report["findings"]) == ("crashed", [])

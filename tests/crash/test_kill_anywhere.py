@@ -18,8 +18,8 @@ import pytest
 from bonobofs.audit.reader import read
 from tests.crash.conftest import Examine
 from tests.support.syscalls import RENAME_EXCHANGE, make, opened, renameat2
-from tests.support.trees import look
-from tests.support.users import tell
+from tests.support.trees import snapshot
+from tests.support.users import run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, World
 
@@ -139,7 +139,7 @@ def test_a_killed_server_leaves_no_change_without_a_record(
     mountpoint.mkdir()
     notes.mkdir()
     for number in range(seed, min(seed + _ROUNDS, KILLS)):
-        before = look(source)
+        before = snapshot(source)
         world = mounted(policy=ALLOW_ALL, mountpoint=mountpoint, transport=transport)
         with _load(world, number, notes):
             _wait(world, chance)
@@ -155,9 +155,9 @@ def test_a_killed_server_leaves_no_change_without_a_record(
             ]
             assert _is_part_of(answered, recorded)
     world = mounted(policy=ALLOW_ALL, mountpoint=mountpoint, transport=transport)
-    before = look(source)
-    tell(make, world.path / "after.md", b"text")
+    before = snapshot(source)
+    run_in_child(make, world.path / "after.md", b"text")
     assert (source / "after.md").read_bytes() == b"text"
-    assert look(source, without=("after.md",)) == before
+    assert snapshot(source, without=("after.md",)) == before
     assert world.umount().closed
     assert list(read(world.trail))[-1].operation == "close"

@@ -20,8 +20,8 @@ from bonobofs.audit.reader import read
 from bonobofs.system import processes
 from tests.crash.conftest import Examine, open_intents
 from tests.support.syscalls import RENAME_EXCHANGE, fallocate, make, opened, renameat2
-from tests.support.trees import Tree, differences, look
-from tests.support.users import tell
+from tests.support.trees import Tree, differences, snapshot
+from tests.support.users import run_in_child
 from tests.support.wait import PATIENCE, until
 from tests.support.world import ALLOW_ALL, Mounted, World
 
@@ -137,7 +137,7 @@ def _intents(world: World) -> list[str]:
 def _go_on(mounted: Mounted, world: World) -> None:
     """A mount over the dead one serves, and ends with its record closed."""
     again = mounted(policy=ALLOW_ALL, mountpoint=world.path)
-    tell(make, again.path / "after.md", b"text")
+    run_in_child(make, again.path / "after.md", b"text")
     assert (again.source / "after.md").read_bytes() == b"text"
     assert again.umount().closed
 
@@ -146,11 +146,11 @@ def _go_on(mounted: Mounted, world: World) -> None:
 def test_a_kill_after_the_intent_leaves_no_change(mounted: Mounted, source: Path, examine: Examine, name: str) -> None:
     """The intent has no outcome."""
     change = CHANGES[name]
-    before = look(source)
+    before = snapshot(source)
     world = mounted(policy=ALLOW_ALL)
     with killed_at(world, change, "delay_enter"):
         until(lambda: _intents(world) == [change.operation], "the intent was entered")
-    assert look(source) == before
+    assert snapshot(source) == before
     entries = examine(world, before)
     assert [entry.operation for entry in open_intents(entries).values()] == [change.operation]
     _go_on(mounted, world)
@@ -158,7 +158,7 @@ def test_a_kill_after_the_intent_leaves_no_change(mounted: Mounted, source: Path
 
 def _has_changed(source: Path, before: Tree) -> bool:
     try:
-        return bool(_changed(before, look(source)))
+        return bool(_changed(before, snapshot(source)))
     except FileNotFoundError:
         return False  # it changed under the look: the next one tells
 
@@ -169,11 +169,11 @@ def test_a_kill_after_the_change_leaves_an_open_intent(
 ) -> None:
     """The change exists, and an intent without an outcome explains it."""
     change = CHANGES[name]
-    before = look(source)
+    before = snapshot(source)
     world = mounted(policy=ALLOW_ALL)
     with killed_at(world, change, "delay_exit"):
         until(lambda: _has_changed(source, before), "the change was made")
-    assert _changed(before, look(source))
+    assert _changed(before, snapshot(source))
     entries = examine(world, before)
     assert [entry.operation for entry in open_intents(entries).values()] == [change.operation]
     _go_on(mounted, world)
@@ -183,11 +183,11 @@ def test_a_kill_after_the_change_leaves_an_open_intent(
 def test_a_kill_before_the_intent_leaves_no_change(mounted: Mounted, source: Path, examine: Examine, name: str) -> None:
     """A change without a record does not exist."""
     change = CHANGES[name]._replace(calls="write", when=1)
-    before = look(source)
+    before = snapshot(source)
     world = mounted(policy=ALLOW_ALL)
     with killed_at(world, change, "delay_enter"):
         until(lambda: _in_call(world.pid), "the server was about to write the intent")
-    assert look(source) == before
+    assert snapshot(source) == before
     assert open_intents(examine(world, before)) == {}
     _go_on(mounted, world)
 

@@ -12,8 +12,8 @@ import pytest
 from bonobofs.audit.reader import read
 from tests.crash.conftest import Examine
 from tests.crash.test_kill_between import Change, killed_at
-from tests.support.trees import look
-from tests.support.users import tell
+from tests.support.trees import snapshot
+from tests.support.users import run_in_child
 from tests.support.wait import until
 from tests.support.world import Mounted, World
 
@@ -76,7 +76,7 @@ def test_a_kill_during_publication_leaves_one_complete_file(
     step = STEPS[name]
     (source / "notes").mkdir()
     (source / "notes/a.md").write_bytes(OLD)
-    before = look(source)
+    before = snapshot(source)
     world = mounted(policy=POLICY)
     operation = "link" if step.act is _by_link else "rename"
     change = Change(operation, step.call, lambda top: step.act(top, step.target))
@@ -87,8 +87,8 @@ def test_a_kill_during_publication_leaves_one_complete_file(
     again = mounted(policy=POLICY, mountpoint=world.path)
     assert _content(source / step.target) in step.then
     names = {"a.md"} | ({"b.md"} if step.then == {NEW} and step.target.endswith("b.md") else set())
-    assert set(os.listdir(source / "notes")) == set(tell(os.listdir, again.path / "notes")) == names
-    tell(_by_rename, again.path, step.target)
+    assert set(os.listdir(source / "notes")) == set(run_in_child(os.listdir, again.path / "notes")) == names
+    run_in_child(_by_rename, again.path, step.target)
     assert (source / step.target).read_bytes() == NEW
 
 

@@ -29,7 +29,7 @@ from bonobofs.policy.decision import Layer
 from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.request import Principal
-from tests.support.trees import Tree, look, unexplained
+from tests.support.trees import Tree, snapshot, unexplained
 
 POLICY: Final = """
 [[protect]]
@@ -104,7 +104,7 @@ class Rig:
         )
         self.unforeseen: list[str] = []
         self._unique = 0
-        self.first = self.look()
+        self.first = self.snapshot()
 
     def close(self) -> None:
         self._guard.flush_all()
@@ -163,13 +163,13 @@ class Rig:
             node = p.ENTRY_OUT.unpack_from(self.request(p.Opcode.LOOKUP, node, name.encode() + b"\0").body)[0]
         return node
 
-    def look(self) -> Tree:
-        return look(self._top, without=("trail", "head"))
+    def snapshot(self) -> Tree:
+        return snapshot(self._top, without=("trail", "head"))
 
     def wrong(self) -> list[str]:
         """Differences that the record does not explain, changes of protected files, and unexpected errors."""
         self._guard.flush_all()
-        now = self.look()
+        now = self.snapshot()
         before, after = ({p[7:]: e for p, e in tree.items() if p.startswith("source/")} for tree in (self.first, now))
         found = unexplained(before, after, read(self.trail))
         closed = [path for path in self.first.keys() | now.keys() if not f"{path}/".startswith("source/docs/")]

@@ -40,11 +40,11 @@ def _rig() -> Iterator[Rig]:
 
 
 def _serve(rig: Rig, message: Message) -> None:
-    before = rig.look()
+    before = rig.snapshot()
     reply = rig.request(message.opcode, message.node, message.body, uid=message.uid, extensions=message.extensions)
     assert reply.came is not is_silent(message.opcode)
     if reply.error:
-        assert rig.look() == before, "a request that failed has changed something"
+        assert rig.snapshot() == before, "a request that failed has changed something"
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=_SLOW)
@@ -80,7 +80,7 @@ def test_a_message_shorter_than_a_header_is_ignored(message: bytes, before: Mess
     """It is not parsed with the rest of the previous message."""
     with _rig() as rig:
         rig.request(p.Opcode.UNLINK, before.node, b"a.md\0")
-        now = rig.look()
+        now = rig.snapshot()
         assert not rig.send(message).came
-        assert rig.look() == now
+        assert rig.snapshot() == now
         assert rig.wrong() == []

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from bonobofs.system import mounts
-from tests.support.users import BEN, User, outcome, tell
+from tests.support.users import BEN, User, outcome, run_in_child
 from tests.support.world import NOBODY, OrdinaryUser, environment
 
 pytestmark = pytest.mark.root
@@ -145,7 +145,7 @@ def test_the_guest_reaches_nothing_else(guested: Guested) -> None:
     paths.append(guested.home)
     assert len(paths) > 8
     user = guested.user
-    reached = tell(_reaches, paths, user=BEN._replace(uid=NOBODY, gid=NOBODY, groups=()))
+    reached = run_in_child(_reaches, paths, user=BEN._replace(uid=NOBODY, gid=NOBODY, groups=()))
     assert reached == []
     assert user.run("ls", guested.inside).stdout.split() == ["bin", "guard.sock"]
     assert user.run("touch", guested.inside / "new").returncode != 0
@@ -155,11 +155,11 @@ def test_the_guest_reaches_nothing_else(guested: Guested) -> None:
 
 def test_a_third_user_has_no_access(guested: Guested) -> None:
     """By the modes of the directories, and behind them by the uid of the caller."""
-    assert tell(_reaches, [guested.inside, Path(guested.whoami["socket"])], user=BEN) == []
+    assert run_in_child(_reaches, [guested.inside, Path(guested.whoami["socket"])], user=BEN) == []
     for directory in (guested.home, guested.home / "sessions", guested.inside.parent, guested.inside):
         directory.chmod(0o755)
     Path(guested.whoami["socket"]).chmod(0o666)
-    answered = tell(outcome, _call_whoami, Path(guested.whoami["socket"]), user=BEN)
+    answered = run_in_child(outcome, _call_whoami, Path(guested.whoami["socket"]), user=BEN)
     assert "belongs to another user" in str(answered)
     assert guested.user.bonobofs("why", guested.path / "closed/x").returncode == 77
 
@@ -240,9 +240,9 @@ def test_only_the_guest_sees_the_repository_of_the_session(guested: Guested, tra
         return before, os.stat("../.git").st_uid, os.path.exists("../.git/marker")
 
     for _ in range(3):
-        assert tell(work, user=User(NOBODY, NOBODY)) == (False, NOBODY, False)
-        assert tell(look, user=BEN) == (True, errno.EACCES, errno.EACCES, errno.EACCES)
-        assert tell(look) == (True, errno.EROFS, errno.EACCES, errno.EROFS)
+        assert run_in_child(work, user=User(NOBODY, NOBODY)) == (False, NOBODY, False)
+        assert run_in_child(look, user=BEN) == (True, errno.EACCES, errno.EACCES, errno.EACCES)
+        assert run_in_child(look) == (True, errno.EROFS, errno.EACCES, errno.EROFS)
     assert (guested.source / ".git/marker").exists()
     status = _git(guested.path, "status", "--porcelain", user=0)
     assert "dubious ownership" in status.stderr
@@ -278,7 +278,7 @@ def test_git_trusts_a_work_tree_of_root_and_gains_no_right_there(guested: Gueste
         ]
 
     refused = (errno.EACCES, errno.EPERM)
-    assert all(result in refused for result in tell(work, user=User(NOBODY, NOBODY)))
+    assert all(result in refused for result in run_in_child(work, user=User(NOBODY, NOBODY)))
     assert (guested.source / "mine").read_text() == "root's"
     guested.source.chmod(0o777)
 
@@ -286,4 +286,4 @@ def test_git_trusts_a_work_tree_of_root_and_gains_no_right_there(guested: Gueste
         os.chdir(guested.path)
         return outcome(os.mkdir, "made")
 
-    assert tell(make, user=User(NOBODY, NOBODY)) is None
+    assert run_in_child(make, user=User(NOBODY, NOBODY)) is None

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from tests.support.mount_fixtures import Commons, Traffic
-from tests.support.users import ANN, BEN, User, outcome, tell
+from tests.support.users import ANN, BEN, User, outcome, run_in_child
 
 pytestmark = pytest.mark.root
 MakeCommons = Callable[..., Commons]
@@ -29,7 +29,7 @@ def _said(path: Path) -> tuple[int, int, str]:
 
 def _as(user: User, call: Callable[..., object], *args: object) -> object:
     """What a call gives another user, or the number of its error."""
-    return tell(outcome, call, *args, user=user)
+    return run_in_child(outcome, call, *args, user=user)
 
 
 def _make_all(top: Path, umask: int) -> None:
@@ -51,7 +51,7 @@ def test_new_files_belong_to_their_caller(commons: MakeCommons, user: User, umas
     """Files, directories, FIFOs and symlinks get the caller's user, group and umask."""
 
     def story(top: Path) -> object:
-        tell(_make_all, top, umask, user=user)
+        run_in_child(_make_all, top, umask, user=user)
         return _all(top)
 
     made: Any = commons().alike(story)
@@ -63,7 +63,7 @@ def test_alternating_callers_each_own_their_files(commons: MakeCommons) -> None:
 
     def story(top: Path) -> object:
         for number in range(6):
-            tell((top / f"file-{number}").touch, user=(ANN, BEN, None)[number % 3])
+            run_in_child((top / f"file-{number}").touch, user=(ANN, BEN, None)[number % 3])
         return _all(top)
 
     made: Any = commons().alike(story)
@@ -78,10 +78,10 @@ def test_a_set_gid_directory_gives_its_group(commons: MakeCommons) -> None:
         shared.mkdir()
         os.chown(shared, 0, GROUP)
         shared.chmod(0o2777)
-        tell(_make_all, shared, 0o002, user=ANN)
+        run_in_child(_make_all, shared, 0o002, user=ANN)
         (shared / "for ben").mkdir()
         (shared / "for ben").chmod(0o2777)
-        tell(_make_all, shared / "for ben", 0o002, user=BEN)
+        run_in_child(_make_all, shared / "for ben", 0o002, user=BEN)
         _as(BEN, lambda: os.close(os.open(shared / "set-gid", os.O_CREAT | os.O_WRONLY, 0o2775)))
         _as(ANN, lambda: os.close(os.open(shared / "member's", os.O_CREAT | os.O_WRONLY, 0o2775)))
         return _all(shared), _all(shared / "for ben")
@@ -136,7 +136,7 @@ def test_modes_apply_to_other_users(commons: MakeCommons) -> None:
             lambda: os.setxattr(shown / "file", "user.x", b"x"),
         ]
         found = [_as(BEN, call) for call in calls]
-        assert tell((private / "file").read_text, user=ANN) == "content"
+        assert run_in_child((private / "file").read_text, user=ANN) == "content"
         return found
 
     found: Any = commons().alike(story)
@@ -150,7 +150,7 @@ def test_cached_content_is_not_shown_without_read_permission(commons: MakeCommon
     os.chown(place.path / "file", ANN.uid, ANN.gid)
     (place.path / "file").chmod(0o600)
     for _ in range(2):
-        assert tell((place.path / "file").read_text, user=ANN) == "secret"
+        assert run_in_child((place.path / "file").read_text, user=ANN) == "secret"
         assert _as(BEN, (place.path / "file").read_text) == 13
 
 
@@ -161,8 +161,8 @@ def test_a_sticky_directory_protects_what_is_in_it(commons: MakeCommons) -> None
         shared = top / "shared"
         shared.mkdir()
         shared.chmod(0o1777)
-        tell((shared / "ann's").touch, user=ANN)
-        tell((shared / "ben's").touch, user=BEN)
+        run_in_child((shared / "ann's").touch, user=ANN)
+        run_in_child((shared / "ben's").touch, user=BEN)
         found = [
             _as(BEN, os.unlink, shared / "ann's"),
             _as(BEN, os.rename, shared / "ann's", shared / "mine"),
@@ -193,7 +193,7 @@ def test_acls_apply(commons: MakeCommons) -> None:
         file = top / "file"
         file.write_text("content")
         file.chmod(0o644)
-        before = [tell(file.read_text, user=user) for user in (ANN, BEN)]
+        before = [run_in_child(file.read_text, user=user) for user in (ANN, BEN)]
         os.setxattr(file, "system.posix_acl_access", FORBIDS_BEN)
         forbidden = [_as(user, file.read_text) for user in (ANN, BEN)]
         os.setxattr(file, "system.posix_acl_access", FOR_GROUP)
@@ -214,7 +214,7 @@ def test_default_acls_take_the_umasks_place(commons: MakeCommons, umask: int) ->
         inner.mkdir()
         inner.chmod(0o777)
         os.setxattr(inner, "system.posix_acl_default", DEFAULT)
-        tell(_make_all, inner, umask, user=ANN)
+        run_in_child(_make_all, inner, umask, user=ANN)
         acls = {
             path.name: {name: os.getxattr(path, name) for name in sorted(os.listxattr(path))}
             for path in sorted(inner.iterdir())
@@ -289,7 +289,7 @@ def test_set_id_bits_are_cleared_as_on_a_local_file_system(commons: MakeCommons,
                 file.write_text("long content")
                 os.chown(file, ANN.uid, ANN.gid)
                 file.chmod(mode)
-                code = tell(outcome, change, file, user=user)
+                code = run_in_child(outcome, change, file, user=user)
                 found[f"{what} by {user}"] = (code, _said(file))
         os.chdir("/")
         return found
@@ -305,7 +305,7 @@ def test_a_write_by_others_clears_the_set_id_bits_that_they_see(commons: MakeCom
     file.write_text("content")
     file.chmod(0o4777)
     assert file.stat().st_mode & stat.S_ISUID
-    tell(file.write_text, "changed", user=BEN)
+    run_in_child(file.write_text, "changed", user=BEN)
     assert not file.stat().st_mode & stat.S_ISUID
     assert not (place.world.source / "file").stat().st_mode & stat.S_ISUID
 
@@ -319,7 +319,7 @@ def test_the_writing_process_is_judged_and_not_the_opening_one(commons: MakeComm
         file.chmod(0o6777)
         fd = os.open(file, os.O_RDWR)
         by_root = (os.write(fd, b"x"), _said(file))
-        by_ben = (tell(os.write, fd, b"x", user=BEN), _said(file))
+        by_ben = (run_in_child(os.write, fd, b"x", user=BEN), _said(file))
         os.close(fd)
         return by_root, by_ben
 
@@ -338,7 +338,7 @@ def test_capabilities_of_a_file_end_when_it_is_written(commons: MakeCommons) -> 
                 file.write_text("content")
                 file.chmod(0o777)
                 os.setxattr(file, "security.capability", capability)
-                tell(change, file, user=user)
+                run_in_child(change, file, user=user)
                 found.append(os.listxattr(file))
         return found
 
@@ -360,13 +360,13 @@ def test_everything_but_creation_acts_as_the_server(commons: MakeCommons) -> Non
     """A file that its owner made read-only, and then removes or renames, is subject to the kernel's check alone."""
     place = commons()
     inner = place.path / "inner"
-    tell(inner.mkdir, user=ANN)
-    tell((inner / "file").write_text, "content", user=ANN)
-    tell((inner / "file").chmod, 0o400, user=ANN)
-    tell(os.rename, inner / "file", inner / "moved", user=ANN)
-    tell(os.link, inner / "moved", inner / "linked", user=ANN)
-    tell(os.unlink, inner / "linked", user=ANN)
-    tell(os.setxattr, inner, "user.x", b"x", user=ANN)
+    run_in_child(inner.mkdir, user=ANN)
+    run_in_child((inner / "file").write_text, "content", user=ANN)
+    run_in_child((inner / "file").chmod, 0o400, user=ANN)
+    run_in_child(os.rename, inner / "file", inner / "moved", user=ANN)
+    run_in_child(os.link, inner / "moved", inner / "linked", user=ANN)
+    run_in_child(os.unlink, inner / "linked", user=ANN)
+    run_in_child(os.setxattr, inner, "user.x", b"x", user=ANN)
     assert _said(place.world.source / "inner/moved") == (ANN.uid, ANN.gid, "-r--------")
 
 
@@ -374,7 +374,7 @@ def test_the_caller_is_in_the_record(commons: MakeCommons) -> None:
     """An entry has the program and user that the kernel reports for the request."""
     place = commons()
     command = ["touch", str(place.path / "by ann")]
-    tell(lambda: subprocess.run(command, check=True).returncode, user=ANN)
+    run_in_child(lambda: subprocess.run(command, check=True).returncode, user=ANN)
     (entry,) = [entry for entry in place.world.entries() if entry.path == "by ann" and entry.kind == "intent"][:1]
     assert (entry.tool, entry.details["uid"]) == ("touch", ANN.uid)
 
@@ -383,5 +383,5 @@ def test_other_users_can_read_the_virtual_directory(commons: MakeCommons) -> Non
     """Every user with access to the mount can read `.bonobofs`."""
     place = commons('default = "deny"')
     assert _as(BEN, (place.path / "new").touch) == 13
-    assert "default" in tell((place.path / ".bonobofs/denials.jsonl").read_text, user=BEN).lower()
-    assert tell((place.path / ".bonobofs/policy.md").read_text, user=ANN).startswith("# ")
+    assert "default" in run_in_child((place.path / ".bonobofs/denials.jsonl").read_text, user=BEN).lower()
+    assert run_in_child((place.path / ".bonobofs/policy.md").read_text, user=ANN).startswith("# ")

@@ -14,7 +14,7 @@ from bonobofs.fuse.abi import MAX_WRITE, ROOT_ID, Init
 from bonobofs.fuse.kernel_transport import READ_AHEAD_KB, SPIN, KernelTransport
 from bonobofs.system import mounts
 from tests.support.mount_fixtures import MakePlace, Traffic
-from tests.support.users import tell
+from tests.support.users import run_in_child
 from tests.support.wait import until
 
 
@@ -209,8 +209,8 @@ def test_the_server_spins_only_where_there_are_two_cpus() -> None:
         return KernelTransport(fd).spins
 
     cpus = os.sched_getaffinity(0)
-    assert tell(spin_on, {min(cpus)}) == 0
-    assert tell(spin_on, cpus) == (SPIN if len(cpus) > 1 else 0)
+    assert run_in_child(spin_on, {min(cpus)}) == 0
+    assert run_in_child(spin_on, cpus) == (SPIN if len(cpus) > 1 else 0)
 
 
 def test_a_mapping_is_read_and_written_back(place: MakePlace) -> None:

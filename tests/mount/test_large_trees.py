@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from tests.support.mount_fixtures import MakePlace, Place
-from tests.support.users import tell
+from tests.support.users import run_in_child
 
 CROWD: Final = 100_000
 MEGABYTE: Final = 1_000_000
@@ -141,8 +141,8 @@ def test_changing_the_same_files_again_and_again_does_not_grow_the_server(own_pl
             path.rename(world.path / "moved")
             os.unlink(world.path / "moved")
 
-    tell(round_of, 300)
+    run_in_child(round_of, 300)
     before = _resident(world)
     for _ in range(2):
-        tell(round_of, 300)
+        run_in_child(round_of, 300)
     assert _resident(world) - before < 2 * MEGABYTE

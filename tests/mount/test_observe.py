@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.commands import bonobofs
-from tests.support.users import tell
+from tests.support.users import run_in_child
 from tests.support.wait import until
 from tests.support.world import Mounted, World, register
 
@@ -73,7 +73,7 @@ def observed(source: Path, tmp_path: Path, policy: Path, mounted: Mounted) -> Wo
     (source / "locked").touch()
     (source / ".git").mkdir()
     world = mounted(policy=policy, observe=True)
-    tell(work, world.path)
+    run_in_child(work, world.path)
     return world
 
 
@@ -88,18 +88,18 @@ def test_refused_changes_are_made_and_recorded(observed: World) -> None:
 
 
 def test_protected_paths_and_leases_stay_refused(observed: World) -> None:
-    assert {"locked", ".git/x"} <= set(tell(refused, observed.path))
+    assert {"locked", ".git/x"} <= set(run_in_child(refused, observed.path))
     register("bob")
     done = bonobofs("lease", "acquire", "--agent", "bob", "src/**", "--workspace", observed.source)
     assert done.returncode == 0, done.stderr
     with pytest.raises(PermissionError):
-        tell(Path.write_text, observed.path / "src/0.py", "x")
+        run_in_child(Path.write_text, observed.path / "src/0.py", "x")
 
 
 def test_a_reload_keeps_observing(observed: World, policy: Path) -> None:
     policy.write_text(POLICY + '[[keep]]\npaths = ["docs/a.md"]\n')
     until(lambda: "keep" in (observed.path / ".bonobofs/policy.md").read_text().lower(), "the policy is loaded")
-    tell(os.unlink, observed.path / "docs/a.md")
+    run_in_child(os.unlink, observed.path / "docs/a.md")
     assert not (observed.source / "docs/a.md").exists()
 
 
@@ -133,9 +133,9 @@ def test_the_proposal_permits_what_was_seen_and_little_more(observed: World, pol
     (observed.source / "src").rmdir()
     (observed.source / "tool").unlink()
     world = mounted(policy=policy, mountpoint=observed.path)
-    tell(work, world.path)
+    run_in_child(work, world.path)
     with pytest.raises(PermissionError):
-        tell(Path.write_text, world.path / "docs/d.txt", "never seen")
+        run_in_child(Path.write_text, world.path / "docs/d.txt", "never seen")
 
 
 def test_refusals_of_an_enforcing_session_are_proposed_too(source: Path, policy: Path, mounted: Mounted) -> None:
@@ -143,7 +143,7 @@ def test_refusals_of_an_enforcing_session_are_proposed_too(source: Path, policy:
     world = mounted(policy=policy)
     for _ in range(3):
         with pytest.raises(PermissionError):
-            tell(Path.write_text, world.path / "docs/plan.txt", "text")
+            run_in_child(Path.write_text, world.path / "docs/plan.txt", "text")
     world.umount()
     found = proposed(policy)
     assert '+paths = ["docs/plan.txt"]' in found["diff"]

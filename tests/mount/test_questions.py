@@ -24,7 +24,7 @@ from bonobofs.state.home import inside_directory, session_directory
 from bonobofs.state.question_files import MOST_OPEN, give_answer, read_questions
 from tests.support.commands import bonobofs, environment
 from tests.support.observe import companion_of, recorded
-from tests.support.users import tell
+from tests.support.users import run_in_child
 from tests.support.wait import until
 from tests.support.world import Mounted, World
 
@@ -49,7 +49,7 @@ def world(mounted: Mounted, source: Path) -> World:
 def write(world: World, name: str, text: str = "new") -> bool:
     """Overwrite a file as a program does, with several requests. False: refused."""
     try:
-        tell(Path.write_text, world.path / name, text)
+        run_in_child(Path.write_text, world.path / name, text)
     except PermissionError:
         return False
     return True
@@ -139,7 +139,7 @@ def test_an_answer_opens_no_protected_path(world: World) -> None:
     answered("allow", question(world, "ci/a.yml"), "--pattern", "**")
     assert write(world, "ci/b.yml")
     with pytest.raises(OSError, match="Read-only"):
-        tell(Path.write_text, world.path / "ci/locked.yml", "new")
+        run_in_child(Path.write_text, world.path / "ci/locked.yml", "new")
 
 
 def test_the_agent_waits_for_the_answer_in_one_call(world: World) -> None:

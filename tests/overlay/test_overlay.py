@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.syscalls import FALLOC_KEEP_SIZE, RENAME_EXCHANGE, RENAME_NOREPLACE, fallocate, renameat2
-from tests.support.trees import look
+from tests.support.trees import snapshot
 from tests.support.users import outcome
 from tests.support.wait import until
 from tests.support.world import Mounted
@@ -53,19 +53,19 @@ def world(place: MakePlace) -> Place:
     return made
 
 
-Tell = Callable[[Callable[[], None]], None]
+ExpectUnchanged = Callable[[Callable[[], None]], None]
 
 
 @pytest.fixture
-def tell(world: Place) -> Tell:
+def expect_unchanged(world: Place) -> ExpectUnchanged:
     """Run a story, and verify that the source is unchanged."""
 
-    def told(story: Callable[[], None]) -> None:
-        before = look(world.source)
+    def run(story: Callable[[], None]) -> None:
+        before = snapshot(world.source)
         world.does(story)
-        assert look(world.source) == before
+        assert snapshot(world.source) == before
 
-    return told
+    return run
 
 
 def _held(world: Place) -> set[tuple[str, str]]:
@@ -73,7 +73,7 @@ def _held(world: Place) -> set[tuple[str, str]]:
     return {(kind, path) for kind, _, path in (line.split("\t") for line in lines)}
 
 
-def test_new_scratch_files_are_created_and_changed(world: Place, tell: Tell) -> None:
+def test_new_scratch_files_are_created_and_changed(world: Place, expect_unchanged: ExpectUnchanged) -> None:
     """Files, directories, symlinks, FIFOs and hard links work as on any file system."""
 
     def story() -> None:
@@ -103,10 +103,10 @@ def test_new_scratch_files_are_created_and_changed(world: Place, tell: Tell) -> 
         assert (top / "linked").read_text() == "more text"
         assert sorted(os.listdir(top)) == ["deep", "fifo", "link", "linked", "old", "s"]
 
-    tell(story)
+    expect_unchanged(story)
 
 
-def test_a_file_of_the_source_is_copied_up_before_a_change(world: Place, tell: Tell) -> None:
+def test_a_file_of_the_source_is_copied_up_before_a_change(world: Place, expect_unchanged: ExpectUnchanged) -> None:
     """Writes, truncations, appends and attributes: the mount shows the change, and the source does not have it."""
 
     def story() -> None:
@@ -140,10 +140,10 @@ def test_a_file_of_the_source_is_copied_up_before_a_change(world: Place, tell: T
         assert (world.path / "build/link").lstat().st_mtime_ns == 2_000_000_002
         assert (world.path / "build/link").read_text() == "new and more"
 
-    tell(story)
+    expect_unchanged(story)
 
 
-def test_a_name_of_the_source_can_be_removed_and_created_again(world: Place, tell: Tell) -> None:
+def test_a_name_of_the_source_can_be_removed_and_created_again(world: Place, expect_unchanged: ExpectUnchanged) -> None:
     """A removed name is hidden, also in listings. A new directory in its place shows nothing of the old one."""
 
     def story() -> None:
@@ -171,10 +171,10 @@ def test_a_name_of_the_source_can_be_removed_and_created_again(world: Place, tel
         assert os.listdir(world.path / "notes") == ["a.md"]
         assert outcome(os.rmdir, world.path / "notes") == errno.ENOTEMPTY
 
-    tell(story)
+    expect_unchanged(story)
 
 
-def test_a_removed_file_that_is_open_can_still_be_written(world: Place, tell: Tell) -> None:
+def test_a_removed_file_that_is_open_can_still_be_written(world: Place, expect_unchanged: ExpectUnchanged) -> None:
     """The open file is written on its own: the source is unchanged, and no name reappears."""
 
     def story() -> None:
@@ -189,10 +189,10 @@ def test_a_removed_file_that_is_open_can_still_be_written(world: Place, tell: Te
             assert os.pread(file.fileno(), 20, 0) == b"NEW and more"
         assert path.read_text() == "another"
 
-    tell(story)
+    expect_unchanged(story)
 
 
-def test_renames_within_scratch(world: Place, tell: Tell) -> None:
+def test_renames_within_scratch(world: Place, expect_unchanged: ExpectUnchanged) -> None:
     """Files of both layers over files of both layers; upper directories; RENAME_EXCHANGE and RENAME_NOREPLACE."""
 
     def story() -> None:
@@ -225,10 +225,12 @@ def test_renames_within_scratch(world: Place, tell: Tell) -> None:
         assert os.readlink(top / "moved") == "old"
         assert sorted(os.listdir(top)) == ["a", "b", "deep", "moved"]
 
-    tell(story)
+    expect_unchanged(story)
 
 
-def test_a_large_source_file_and_a_scratch_directory_are_exchanged(world: Place, tell: Tell) -> None:
+def test_a_large_source_file_and_a_scratch_directory_are_exchanged(
+    world: Place, expect_unchanged: ExpectUnchanged
+) -> None:
     content = os.urandom(3 << 20)
 
     def prepare(source: Path) -> None:
@@ -243,10 +245,10 @@ def test_a_large_source_file_and_a_scratch_directory_are_exchanged(world: Place,
         assert (top / "directory").read_bytes() == content
 
     world.does(prepare, world.source)
-    tell(story)
+    expect_unchanged(story)
 
 
-def test_no_rename_crosses_the_layers(world: Place, tell: Tell) -> None:
+def test_no_rename_crosses_the_layers(world: Place, expect_unchanged: ExpectUnchanged) -> None:
     """Rename, link and exchange between source and scratch fail with EXDEV; so does a move of a directory of the
     source.
     """
@@ -265,10 +267,10 @@ def test_no_rename_crosses_the_layers(world: Place, tell: Tell) -> None:
         assert (world.path / "build/deep/x").read_text() == "x"
         assert note.read_text() == "text"
 
-    tell(story)
+    expect_unchanged(story)
 
 
-def test_protection_precedes_scratch(world: Place, tell: Tell) -> None:
+def test_protection_precedes_scratch(world: Place, expect_unchanged: ExpectUnchanged) -> None:
     """Protection holds below a scratch path, and no symlink or device bypasses it."""
 
     def story() -> None:
@@ -283,14 +285,16 @@ def test_protection_precedes_scratch(world: Place, tell: Tell) -> None:
         assert outcome(os.rename, top / "d/l", world.path / "notes/l") == errno.EPERM
         assert outcome(os.mknod, top / "dev", 0o600 | stat.S_IFCHR, os.makedev(1, 3)) == errno.EPERM
 
-    tell(story)
+    expect_unchanged(story)
 
 
 def _link_itself(old: Path, new: Path) -> None:
     os.link(old, new, follow_symlinks=False)
 
 
-def test_a_scratch_symlink_may_lead_anywhere_and_is_judged_when_it_leaves(world: Place, tell: Tell) -> None:
+def test_a_scratch_symlink_may_lead_anywhere_and_is_judged_when_it_leaves(
+    world: Place, expect_unchanged: ExpectUnchanged
+) -> None:
     """A virtual environment links to the interpreter. No such link reaches the source in any way."""
 
     def story() -> None:
@@ -307,7 +311,7 @@ def test_a_scratch_symlink_may_lead_anywhere_and_is_judged_when_it_leaves(world:
         assert outcome(os.rename, top / "tree", world.path / "notes/tree") == errno.EPERM
         assert not os.path.lexists(world.path / "notes/tree")
 
-    tell(story)
+    expect_unchanged(story)
 
 
 def test_a_symlink_in_scratch_moves_with_its_directory(world: Place) -> None:
@@ -346,7 +350,7 @@ def test_a_move_lets_no_symlink_of_the_source_lead_out(world: Place) -> None:
     world.does(story)
 
 
-def test_the_scratch_quota_is_enforced(world: Place, tell: Tell) -> None:
+def test_the_scratch_quota_is_enforced(world: Place, expect_unchanged: ExpectUnchanged) -> None:
     """The quota covers writes, sparse files, allocation, copies, copy-up and renames."""
 
     def story() -> None:
@@ -379,7 +383,7 @@ def test_the_scratch_quota_is_enforced(world: Place, tell: Tell) -> None:
         (top / "other").rename(world.path / "free/other")
         (top / "another").write_bytes(b"x" * 995_000)
 
-    tell(story)
+    expect_unchanged(story)
 
 
 def test_upper_directories_move_with_their_directory(world: Place) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.mount_fixtures import MakePlace
 from tests.support.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
-from tests.support.trees import look
+from tests.support.trees import snapshot
 from tests.support.users import outcome
 
 POLICY: Final = 'default = "deny"\n[[scratch]]\npaths = ["build/"]\n'
@@ -101,7 +101,7 @@ def test_random_work_in_both_layers_is_as_on_a_bare_directory(own_place: MakePla
     _fill(world.source / "build", chance)
     bare = tmp_path / "bare"
     shutil.copytree(world.source / "build", bare, symlinks=True)
-    before = look(world.source)
+    before = snapshot(world.source)
 
     def story() -> None:
         top, done = world.path / "build", []
@@ -112,10 +112,10 @@ def test_random_work_in_both_layers_is_as_on_a_bare_directory(own_place: MakePla
                 continue  # a directory of the source cannot be moved
             done.append(text)
             assert (text, through) == (text, outcome(act, bare)), "; ".join(done[-12:])
-        shown, kept = look(top), look(bare)
+        shown, kept = snapshot(top), snapshot(bare)
         assert {path: (e.kind, e.mode, e.content) for path, e in shown.items() if path} == {
             path: (e.kind, e.mode, e.content) for path, e in kept.items() if path
         }
 
     world.does(story)
-    assert look(world.source) == before
+    assert snapshot(world.source) == before

@@ -22,7 +22,7 @@ from bonobofs.ipc.session_config import SessionConfig
 from bonobofs.session import Session, launcher
 from bonobofs.session.registration import SessionRequest, register_session
 from bonobofs.system import mounts
-from tests.support.users import IS_ROOT, NOBODY, User, tell
+from tests.support.users import IS_ROOT, NOBODY, User, run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, ROOT, Mounted, World
 
@@ -44,11 +44,11 @@ class Place(World):
             sys.executable = self._python
             return session.unmount_session(self.home, self.path)
 
-        return tell(stop, user=self.user)
+        return run_in_child(stop, user=self.user)
 
     def does(self, story: Callable[..., Any], *args: object) -> Any:
         """Let the mount's user tell a story."""
-        return tell(story, *args, user=self.user)
+        return run_in_child(story, *args, user=self.user)
 
 
 MakePlace = Callable[..., Place]
@@ -64,7 +64,7 @@ def python_for_everyone() -> str:
     for python in (sys.executable, "/usr/bin/python3"):
         command = [python, "-I", "-S", "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
         try:
-            if tell(subprocess.call, command, user=NOBODY if IS_ROOT else None) == 0:
+            if run_in_child(subprocess.call, command, user=NOBODY if IS_ROOT else None) == 0:
                 return python
         except PermissionError:
             continue
@@ -98,7 +98,9 @@ def _places(directory: Path, user: User | None, python: str) -> Iterator[MakePla
         transport: str = "auto",
     ) -> Place:
         below, at = source or directory / "source", mountpoint or directory / f"mount-{len(made)}"
-        place = Place(directory / "home", tell(start, below, at, policy, limit, transport, user=user), user, python)
+        place = Place(
+            directory / "home", run_in_child(start, below, at, policy, limit, transport, user=user), user, python
+        )
         made.append(place)
         return place
 
@@ -155,11 +157,11 @@ class Traffic:
         """Return when the server has notified the kernel of every external change until now."""
         last = self.source / ".last"
         for change in (last.touch, last.unlink):
-            before = self._told_of(last.name)
+            before = self._notices_about(last.name)
             change()
-            until(lambda: self._told_of(last.name) > before, "the kernel is notified")  # noqa: B023 - called at once
+            until(lambda: self._notices_about(last.name) > before, "the kernel is notified")  # noqa: B023 - called at once
 
-    def _told_of(self, name: str) -> int:
+    def _notices_about(self, name: str) -> int:
         return sum(note.get("notice") == "entry" and note["name"] == name for note in self.notes())
 
     def notes(self) -> list[dict[str, Any]]:

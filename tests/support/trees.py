@@ -30,7 +30,7 @@ Tree = dict[str, Entry]
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def look(root: Path, *, without: Collection[str] = ()) -> Tree:
+def snapshot(root: Path, *, without: Collection[str] = ()) -> Tree:
     """All that lies in `root`, by path from there; a path in `without` is left out with all below.
 
     It goes by descriptors: a path may be longer than one system call takes.

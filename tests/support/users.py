@@ -31,7 +31,7 @@ PATIENCE: Final = 40
 IS_ROOT: Final = os.geteuid() == 0
 
 
-def tell(story: Callable[..., _T], *args: object, user: User | None = None) -> _T:
+def run_in_child(story: Callable[..., _T], *args: object, user: User | None = None) -> _T:
     """Run the story as `user`. Return its result, or raise its exception."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -40,7 +40,7 @@ def tell(story: Callable[..., _T], *args: object, user: User | None = None) -> _
             os.close(reader)
             signal.alarm(PATIENCE)
             with open(writer, "wb") as stream:
-                stream.write(_told(story, args, user))
+                stream.write(_outcome_of(story, args, user))
         finally:
             os._exit(0)
     os.close(writer)
@@ -51,11 +51,11 @@ def tell(story: Callable[..., _T], *args: object, user: User | None = None) -> _
     good, value = pickle.loads(answer)
     if not good:
         raise value
-    told: _T = value
-    return told
+    result: _T = value
+    return result
 
 
-def _told(story: Callable[..., Any], args: tuple[object, ...], user: User | None) -> bytes:
+def _outcome_of(story: Callable[..., Any], args: tuple[object, ...], user: User | None) -> bytes:
     try:
         if user is not None:
             os.setgroups(user.groups)

@@ -138,7 +138,9 @@ def look(root: Path, *, layer: Collection[str] = ()) -> dict[str, Left]:
     """All that lies in `root` outside scratch and `layer`, which are paths."""
     numbers: dict[int, list[str]] = {}
     found = {
-        path: entry for path, entry in trees.look(root, without=layer).items() if path and not SCRATCH.fullmatch(path)
+        path: entry
+        for path, entry in trees.snapshot(root, without=layer).items()
+        if path and not SCRATCH.fullmatch(path)
     }
     for path in found:
         numbers.setdefault(os.lstat(root / path).st_ino, []).append(path)
@@ -153,7 +155,7 @@ def _untouchable(source: Path) -> Mapping[str, Entry]:
     """What no work through a mount changes in the source: scratch, and git's own directory."""
     return {
         path: entry
-        for path, entry in trees.look(source).items()
+        for path, entry in trees.snapshot(source).items()
         if SCRATCH.fullmatch(path) or ".git" in path.split("/")
     }
 
