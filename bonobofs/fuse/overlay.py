@@ -24,13 +24,14 @@ from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import InodeTable, Node, joined
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.slices import LongCall, Run
-from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
+from bonobofs.fuse.virtual_dir import ALL, LISTED
 from bonobofs.policy import denials
 from bonobofs.policy.compiled import REPOSITORY, ScratchQuota
 from bonobofs.policy.decision import Denied, Layer, Permit
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import Kind, Operation, Request, WorkspacePath
 from bonobofs.system.paths import is_within
+from bonobofs.system.terminal import escape
 
 _REPOSITORY: Final = WorkspacePath(REPOSITORY)
 NAME: Final = 4096
@@ -284,9 +285,9 @@ class Overlay:
         """Yield a line for each file; "" for one of another user."""
         for path, upper_dir in sorted(self.directories.items()) if viewer == ALL else ():
             for name in sorted(upper_dir.whiteouts - upper_dir.names.keys()):
-                yield f"removed\t0\t{printable(joined(path, name))}\n"
+                yield f"removed\t0\t{escape(joined(path, name))}\n"
         for path, st in self._scratch_files():
-            yield f"scratch\t{st.st_size}\t{printable(path)}\n" if viewer in (ALL, st.st_uid) else ""
+            yield f"scratch\t{st.st_size}\t{escape(path)}\n" if viewer in (ALL, st.st_uid) else ""
 
     def _scratch_files(self) -> Iterator[tuple[WorkspacePath, os.stat_result]]:
         """Yield every file of the upper layer except the session's repository, which counts towards no [[scratch]]."""

@@ -27,12 +27,13 @@ from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import Node, joined
 from bonobofs.fuse.mount_context import Header, MountContext, Reply
 from bonobofs.fuse.overlay import NAME, CrossLayerError
-from bonobofs.fuse.virtual_dir import ALL, LISTED, printable
+from bonobofs.fuse.virtual_dir import ALL, LISTED
 from bonobofs.policy import denials
 from bonobofs.policy.decision import Denied, Layer, Permit
 from bonobofs.policy.request import EXISTS, STAGED, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system import syscalls
 from bonobofs.system.paths import is_within
+from bonobofs.system.terminal import escape
 
 _GOES: Final = Context(leaves=True, staged=True)
 """Context of the removal of a staged name."""
@@ -160,7 +161,7 @@ class TempFiles:
                 st = os.fstat(staged.node.pin) if staged.node.pin >= 0 else None
                 is_shown = viewer == ALL or (st is not None and st.st_uid == viewer)
                 size = st.st_size if st is not None else 0
-                yield f"temporary\t{size}\t{printable(joined(above, name))}\n" if is_shown else ""
+                yield f"temporary\t{size}\t{escape(joined(above, name))}\n" if is_shown else ""
 
 
 class End(NamedTuple):

@@ -109,8 +109,3 @@ class VirtualDir:
         self._lookups.pop(node_id, None)
         if node_id not in self._latest.values():
             self._snapshots.pop(node_id, None)
-
-
-def printable(path: str) -> str:
-    """Return the path in one line: backslashes and control characters are escaped as in Python."""
-    return "".join(repr(each)[1:-1] if each == "\\" or each < " " or each == "\x7f" else each for each in path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Final, NamedTuple
 
 from bonobofs.errors import PolicyError, UsageError
 from bonobofs.policy.allow_list import EVERYTHING, AllowList, parse_entry
+from bonobofs.state.home import write_text
 from bonobofs.state.worktree_registry import repository_of
 from bonobofs.system.locks import locked
 
@@ -145,14 +145,9 @@ def _write(home: Path, lists: OperatorLists) -> None:
         lines.append("\n[source]\n")
         # JSON's texts are TOML's, except that TOML does not know surrogates.
         lines += [f"{json.dumps(path)} = {json.dumps(entries)}\n" for path, entries in sorted(lists.sources.items())]
-    handle, temporary = tempfile.mkstemp(prefix=f".{_FILE}.", dir=home)
-    with os.fdopen(handle, "w", encoding="utf-8") as new:
-        new.writelines(lines)
-        new.flush()
-        os.fsync(new.fileno())
     # Without the file every host would be admitted, so the old version gets a second name.
     with suppress(FileNotFoundError):
         os.unlink(home / _OLD)
     with suppress(FileNotFoundError):
         os.link(file, home / _OLD)
-    os.replace(temporary, file)
+    write_text(file, "".join(lines))
