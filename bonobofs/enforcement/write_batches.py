@@ -98,10 +98,11 @@ class ScratchCounters:
 class WriteBatch:
     """Writes to one file under one intent. The intent is recorded before the first write, the outcome at the close.
 
-    The program that made the file or began the batch may set its times within it: `times` counts that.
+    `attributes` counts how often the program that began the batch set times, or the owner or mode that the file had.
     """
 
     __slots__ = (
+        "attributes",
         "caller",
         "count",
         "counter",
@@ -112,7 +113,6 @@ class WriteBatch:
         "request",
         "seq",
         "size",
-        "times",
         "written",
     )
 
@@ -136,7 +136,7 @@ class WriteBatch:
         self.count = 0
         self.written = 0
         self.size = 0
-        self.times = 0
+        self.attributes = 0
 
     def extend(self, permit: Permit) -> None:
         """Continue the batch under a new permit."""
@@ -176,8 +176,8 @@ class WriteBatches:
             batch.counter.add(action, error, batch.written)
             return
         details = {"writes": batch.count, "size": batch.size}
-        if batch.times:
-            details["times"] = batch.times
+        if batch.attributes:
+            details["attributes"] = batch.attributes
         self._end(Outcome(batch.seq, batch.request, action, error, batch.written, details))
 
     def close_all(self) -> None:

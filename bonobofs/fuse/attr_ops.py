@@ -8,10 +8,10 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import time_ns
 from typing import Any, Final
 
 from bonobofs.enforcement.authorizer import Admission, RelatedChange
+from bonobofs.enforcement.write_batches import WriteBatch
 from bonobofs.errors import ProtocolError, os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
@@ -47,8 +47,6 @@ _ATIME_NOW: Final = int(p.Set.ATIME_NOW)
 _MTIME_NOW: Final = int(p.Set.MTIME_NOW)
 _RECORDED: Final = _SIZE | _MODE | _OWNER
 """Of these attributes the record has the new values."""
-_TICK: Final = 10_000_000
-"""Nanoseconds by which the change time of a file may be behind the present. The kernel's own clock is up to 10 ms."""
 _KILL_SUIDGID: Final = int(p.Set.KILL_SUIDGID)
 _OPERATIONS: Final = {
     _SIZE: Operation.TRUNCATE,
@@ -108,8 +106,10 @@ class AttrOps:
             change = RelatedChange(Request(operation, path, kind), context)
             node, st, permit = self._layers.resolve(header, node, st, change)
             permits.append(permit)
-        if not valid & (_SIZE | _TIMES) and _keeps_attributes(node, st, valid, fields):
-            return self._mount.attr_times + self._mount.attr(node, st)
+        if not valid & (_SIZE | _TIMES) and _has_attributes(st, valid, fields):
+            batch = self._own_batch(header, node)
+            if batch is not None:
+                return self._set_in_batch(node, batch, valid, fields)
         request = Request(changes[0][0], path, kind)
         if valid & _SIZE and node.layer is Layer.SCRATCH:
             self._layers.check_quota(header, request, node.ino, fields[3])
@@ -131,30 +131,38 @@ class AttrOps:
             raise os_error(errno.EROFS)
         return bytes(p.ATTR_OUT.size) + self._mount.attr(node, node.store.stat(node))
 
-    def _set_times_in_batch(self, header: Header, node: Node, valid: int, fields: tuple[int, ...]) -> bytes | None:
-        """Set the times of a file for the program whose write batch of this file is open, and count that in the batch.
-
-        None: the change needs a permit and a record of its own.
-        """
+    def _own_batch(self, header: Header, node: Node) -> WriteBatch | None:
+        """Return the open write batch of a file if this caller began it and it can cover a change of attributes."""
         batch, enforcer = node.batch, self._mount.enforcer
         if (
             batch is None
             or batch.counter is not None
             or not enforcer.is_current(batch)
-            or enforcer.policy.asks  # an [[ask]] may name set_times alone
+            or enforcer.policy.asks  # an [[ask]] may name the operation alone
             or batch.caller != self._mount.caller(header)
         ):
+            return None
+        return batch
+
+    def _set_times_in_batch(self, header: Header, node: Node, valid: int, fields: tuple[int, ...]) -> bytes | None:
+        """Set the times of a file within its write batch. None: the change needs a permit and a record of its own."""
+        batch = self._own_batch(header, node)
+        if batch is None:
             return None
         st = os.fstat(node.store.file(node, W))
         if st.st_nlink != 1:
             return None
         self._mount.check_external(node, st)
+        return self._set_in_batch(node, batch, valid, fields)
+
+    def _set_in_batch(self, node: Node, batch: WriteBatch, valid: int, fields: tuple[int, ...]) -> bytes:
+        """Set attributes of which the record has no new value, and count that in the write batch."""
         try:
             self._set_others(node, valid, fields, batch.permit)
         except OSError as error:
-            enforcer.close_batch(node.id, error.errno or errno.EIO)
+            self._mount.enforcer.close_batch(node.id, error.errno or errno.EIO)
             raise
-        batch.times += 1
+        batch.attributes += 1
         batch.last = self._mount.source.now
         return self._changed_attributes(node)
 
@@ -395,19 +403,14 @@ def _attribute_changes(
     return changes
 
 
-def _keeps_attributes(node: Node, st: os.stat_result, valid: int, fields: tuple[int, ...]) -> bool:
-    """Whether a file that this mount is writing has the owner and mode already, and its change time is the present.
-
-    An archive sets both for each file that it creates. Nothing is changed or recorded then.
-    """
+def _has_attributes(st: os.stat_result, valid: int, fields: tuple[int, ...]) -> bool:
+    """Whether a file with one name has the owner and mode already. An archive sets both for each file it creates."""
     return (
-        node.has_no_xattrs
-        and node.batch is not None
+        st.st_nlink == 1
         and not st.st_mode & SET_IDS
         and (not valid & _UID or fields[13] == st.st_uid)
         and (not valid & _GID or fields[14] == st.st_gid)
         and (not valid & _MODE or fields[11] & 0o7777 == stat.S_IMODE(st.st_mode))
-        and 0 <= time_ns() - st.st_ctime_ns < _TICK
     )
 
 
