@@ -23,7 +23,7 @@ _NAME: Final = "proposed"
 
 
 class Proposal(NamedTuple):
-    """A changed policy file, and what the operator must know about it."""
+    """A changed policy file, and notes for the operator."""
 
     text: str
     """The file with the change."""

@@ -36,7 +36,7 @@ class TriedChange(NamedTuple):
 
 @dataclass(slots=True)
 class Occurrences:
-    """How often a change was tried, and what is known about it."""
+    """The attempts of a change, and their context."""
 
     count: int = 0
     refused: int = 0

@@ -283,7 +283,7 @@ class RemoteAuthorization:
             self._external.compare_all(at_once=True)
 
     def _reply_when_shown(self, number: int, send: Send) -> None:
-        """Reply once the kernel has taken the notifications that are queued by now."""
+        """Reply when the kernel has taken all queued notifications."""
         self._notifications.after_pending(
             lambda shown: send(MessageKind.REPLY, {"id": number} if shown else {"id": number, "stale": _STALE})
         )
@@ -341,7 +341,7 @@ class CompanionRequests:
         """The protected paths among `_unrecorded`."""
         self._external.watched = status.part or not status.watch
         self._caches: str | None = None
-        """Why the kernel caches nothing; None: it may cache."""
+        """Why kernel caching is off; None: it is on."""
         if status.watch:
             mount.set_cache_timeout(UNWATCHED_SECONDS)
         self._save()

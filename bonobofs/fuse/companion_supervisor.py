@@ -303,7 +303,7 @@ class CompanionSupervisor:
             self._diagnostics.failed("a message of the companion", error)
 
     def tidy(self, now: float) -> None:
-        """Start another companion if its delay is over."""
+        """Start another companion if the delay before it has passed."""
         program = self._config.companion
         if now >= self._restart_at and program is not None:
             self._restart_at = float("inf")

@@ -218,7 +218,7 @@ class ExternalChanges:
         self._add_suspect(self._text(path, name), kinds & (MADE | BEGAN) | MODIFIED, st)
 
     def accept_own_change(self, path: str) -> None:
-        """Make the kernel read again what the session's companion has changed at `path`."""
+        """Invalidate the kernel's cache of `path`, which the session's companion has changed."""
         above, _, name = os.fsencode(path).rpartition(b"/")
         try:
             ino = self._source.stat_below(above or b".").st_ino
@@ -365,9 +365,7 @@ class ExternalChanges:
         self._suspects[path] = Suspect(path, kinds, size)
 
     def report_suspects(self, report: Callable[[list[Suspect]], object], is_own: Callable[[str], bool]) -> None:
-        """Pass on the suspects since the last call, except those for which `is_own` says that the session itself
-        changes the path.
-        """
+        """Report the suspects since the last call, except at paths that the session itself changes (`is_own`)."""
         if self._suspects:
             found = [one for one in self._suspects.values() if not is_own(one.path)]
             self._suspects.clear()

@@ -139,7 +139,7 @@ class GitGrants:
 
 
 class GrantOps:
-    """What the handlers of names and content do for granted files."""
+    """Shared steps of handlers for granted files."""
 
     def __init__(self, mount: MountContext) -> None:
         self._mount: Final = mount

@@ -445,7 +445,7 @@ class LayerStore(FdCache):
         os.symlink(target, name, dir_fd=directory)
 
     def link(self, node: Node, directory: int, name: bytes, permit: Permit) -> None:
-        """Add a name to the node's inode, even if its old name leads elsewhere by now."""
+        """Add a name to the node's inode, even if its old name now leads to another file."""
         os.link(self._inode_path(node), name, dst_dir_fd=directory, follow_symlinks=True)
 
     def unlink(self, directory: int, name: bytes, permit: Permit) -> None:

@@ -31,7 +31,7 @@ from bonobofs.fuse.transport import Hooks
 from bonobofs.system import syscalls
 
 MAX_UNUSED: Final = 1000
-"""Names that are kept although nothing pins them."""
+"""Maximum of names without pins."""
 
 Call = Callable[[p.Opcode, Header, bytes], bytes]
 """Calls the handler of an opcode, with header and body of the request; the body of the reply. OSError."""

@@ -59,7 +59,7 @@ class NotificationQueue:
         self._queue.put(notice)
 
     def after_pending(self, callback: Callback) -> None:
-        """Call `callback`, in any thread, after every notification that is queued by now."""
+        """Call `callback`, in any thread, after every notification that is already queued."""
         if self._closed:
             callback(True)
         else:

@@ -29,7 +29,7 @@ Removal = Callable[[int, bytes, Permit], None]
 
 
 class OverlayOps:
-    """What the handlers do for paths in the overlay."""
+    """Shared steps of handlers for paths in the overlay."""
 
     def __init__(self, mount: MountContext, staged: TempFileOps) -> None:
         self._mount: Final = mount

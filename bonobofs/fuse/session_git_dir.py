@@ -1,4 +1,4 @@
-"""The session's own `.git` in a mount: who sees it, the object stores of the source, and protected branches.
+"""The session's own `.git` in a mount: its visibility, the object stores of the source, and protected branches.
 
 The repository is in the overlay, so the source's `.git` is hidden from the session's user. Git refuses a work tree that
 belongs to another user. Therefore the mount shows the session's user as the owner of its root, with the rights that

@@ -93,7 +93,7 @@ class LongRequests:
         self.deferred: Final[deque[bytes]] = deque()
         """Requests that wait for a long one to end."""
         self.again: Final[deque[bytes]] = deque()
-        """Requests that have waited and are to be served again."""
+        """Requests that have waited and must be served again."""
         self._deferred_bytes = 0
         self._jobs: Final[queue.SimpleQueue[tuple[LongCall[Any], LongRequest]]] = queue.SimpleQueue()
         self._done: Final[queue.SimpleQueue[LongRequest]] = queue.SimpleQueue()

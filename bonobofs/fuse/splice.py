@@ -49,7 +49,7 @@ class SplicePipe:
         self._capacity = fcntl.fcntl(self._in, fcntl.F_GETPIPE_SZ) - _OVERHEAD
 
     def send(self, header: bytes, content: FileRange, connection: int) -> bool:
-        """Send header and content as one reply; False: nothing was sent, the caller must use a buffer.
+        """Send header and content as one reply. Return False if nothing was sent; the caller must then use a buffer.
 
         Raises OSError if the connection does not take the reply.
         """

@@ -180,7 +180,7 @@ class End(NamedTuple):
 
 
 class TempFileOps:
-    """What the handlers of names and content do for staged files."""
+    """Shared steps of handlers for staged files."""
 
     def __init__(self, mount: MountContext) -> None:
         self._mount: Final = mount

@@ -181,7 +181,7 @@ _BRANCHING: Final = ("-c", "-C", "--create", "--force-create", "-b", "-B", "--or
 
 
 def plan(git: GitRunner, line: Line) -> Plan:
-    """Predict the changes of a command, or return ("", {}) if none are known in advance."""
+    """Predict the changes of a command. Return ("", {}) for a command whose changes cannot be predicted."""
     planner = _PLANNERS.get(line.name)
     return planner(git, line.arguments) if planner is not None else ("", {})
 
