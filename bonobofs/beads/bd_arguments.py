@@ -118,7 +118,7 @@ _COMMANDS: Final = {
 }
 FLAGS: Final = {name: frozenset(flags.split()) for name, flags in _COMMANDS.items()}
 """The flags of each command. None of them selects another database (--db, --repo, -C), chooses an id or reads a file.
---force, which overrides bd, only deletes an issue that the same turn has created."""
+--force, which overrides bd, only deletes an issue that the same client has created."""
 
 _LABEL: Final = 255
 _CONTROL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")

@@ -201,7 +201,7 @@ class BdClient:
         self._ended = True
 
     def all_issues(self, *, fresh: bool = False) -> Issues:
-        """Return all issues, as this turn listed them last. `fresh`: list them again."""
+        """Return all issues, as this client listed them last. `fresh`: list them again."""
         if self._cached is None or fresh:
             before, self._cached = self._last, None
             flags = [("limit", "0"), ("all", None), ("include-infra", None), ("include-gates", None)]
@@ -291,7 +291,7 @@ class BdClient:
         return Stored(issue, after)
 
     def undo_create(self, created: Stored, permit: Permit) -> Issues:
-        """Delete an issue that this turn created; return the remaining ones. Raises UsageError for another issue."""
+        """Delete an issue that this client created; return the remaining ones. Raises UsageError for another issue."""
         issue_id = created.issue.id
         if issue_id not in self._created:
             raise UsageError(f"{issue_id} was not created just now, so it cannot be deleted")
@@ -391,7 +391,7 @@ class BdClient:
         return self._run(command("update", self._actor, [("type", MESSAGE)], [issue_id]))
 
     def _delete(self, id: str, permit: Permit) -> tuple[Output, Issues]:  # noqa: A002, ARG002 - as above
-        """Try to delete an issue that this turn created; return the remaining ones."""
+        """Try to delete an issue that this client created; return the remaining ones."""
         output = self._run(command("delete", self._actor, [("force", None)], [id]))
         after = self._read_back(output)
         if id not in after:
