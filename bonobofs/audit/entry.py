@@ -36,6 +36,10 @@ TURN: Final = "turn"
 """Operation of the event that begins a turn. The changes of a trail up to the next such event belong to the turn. Its
 details have the `name`, and in `by` what began it: `mark`, `hook` or `pause`."""
 
+PROCESS: Final = "process"
+"""Operation of the event that describes a process: its details have what was `observed`, with `parent`, the number of
+the parent's entry or 0, and what it `claimed`. Also the key of a change's details with the number of that event."""
+
 REPLACES: Final = "replaces"
 """Key in the details of a rename: true if it replaces a file or an empty directory of the new name."""
 BY: Final = "by"

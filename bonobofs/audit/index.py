@@ -18,7 +18,7 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
-from bonobofs.audit.entry import AuditEntry, other_paths
+from bonobofs.audit.entry import PROCESS, AuditEntry, other_paths
 from bonobofs.audit.reader import EPOCH, RecordedChange, entries_of, trails_in
 from bonobofs.audit.trail_storage import open_trail, size_of, stat_trail
 from bonobofs.system.locks import locked, locked_if_free
@@ -72,6 +72,23 @@ class Count(NamedTuple):
     """If counted by agent, the label of the UUID."""
 
 
+class Turn(NamedTuple):
+    """A turn of a session."""
+
+    session: str
+    seq: int
+    """Number of its entry."""
+    name: str
+    by: str
+    """What began it: `mark`, `hook` or `pause`."""
+    end: int = 0
+    """Number of the entry of the next turn; 0 if there is none."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.session[:8]}:{self.seq}"
+
+
 @dataclass(frozen=True, slots=True)
 class IndexQuery:
     """Conditions of a search. None: no condition."""
@@ -86,6 +103,9 @@ class IndexQuery:
     operation: str | None = None
     rule: str | None = None
     result: str | None = None
+    command: str | None = None
+    """Text of the command line of the process that made the change, or of one of its parents."""
+    turns: tuple[Turn, ...] | None = None
     since: int | None = None
     """Microseconds since 1970, like all times of the index."""
     until: int | None = None
@@ -183,6 +203,23 @@ class AuditIndex:
             outcome = AuditEntry.from_line(found.outcome) if found.outcome is not None else None
             yield RecordedChange(AuditEntry.from_line(found.line), outcome)
 
+    def turns(self) -> list[Turn]:
+        """Return the turns of all trails."""
+        return self._tables.turns()
+
+    def find_turns(self, name: str) -> tuple[Turn, ...]:
+        """Return the turns with the id or the name."""
+        session, _, seq = name.partition(":")
+        return tuple(
+            turn
+            for turn in self.turns()
+            if turn.name == name or (session and str(turn.seq) == seq and turn.session.startswith(session))
+        )
+
+    def command(self, session: str, process: int) -> str:
+        """Return the command line of a process, or the name of its program; "" if it is unknown."""
+        return self._tables.command(session, process)
+
     def count(self, query: IndexQuery, group_by: GroupBy, most: int | None = None) -> list[Count]:
         """Count the matching changes by a field, the most frequent value first. Alerts and events do not count."""
         return self._tables.count(query, group_by, most)
@@ -207,7 +244,7 @@ class AuditIndex:
             count = batch.take(stream)
             after = cursor._replace(offset=batch.offset, mark=_mark(stream, batch.offset), moment=batch.moment)
         if count:
-            self._tables.advance(cursor.offset, after, batch.rows, batch.late)
+            self._tables.advance(cursor.offset, after, batch.rows, batch.late, batch.processes)
         return count, after
 
 
@@ -222,6 +259,7 @@ class _Batch:
         self.rows: list[dict[str, Any]] = []
         self.late: dict[int, dict[str, Any]] = {}
         """Rows of outcomes whose intent is not in this batch, by the number of the intent."""
+        self.processes: list[dict[str, Any]] = []
         self._trail = cursor.trail
         self._session = cursor.session
         self._open: dict[int, dict[str, Any]] = {}
@@ -266,6 +304,7 @@ class _Batch:
             "code": encode_text(entry.code or ""),
             "rule": encode_text(entry.rule),
             "times": min(_number(details.get("count")) or 1, 2**31 - 1),
+            "process": _number(details.get(PROCESS)),
             "line": text,
             "outcome": None,
         }
@@ -273,8 +312,17 @@ class _Batch:
             self.late[intent] = row
             return
         self.rows.append(row)
+        if entry.operation == PROCESS and entry.kind == "event" and seq:
+            self._add_process(seq, details)
         if entry.kind == "intent" and result == "allowed":
             self._open[seq] = row
+
+    def _add_process(self, seq: int, details: dict[str, Any]) -> None:
+        observed = details.get("observed")
+        if isinstance(observed, dict):
+            command = observed.get("command") or observed.get("name") or ""
+            row = {"trail": self._trail, "seq": seq, "parent": _number(observed.get("parent"))}
+            self.processes.append({**row, "command": encode_text(str(command))})
 
 
 def microseconds(moment: datetime) -> int:

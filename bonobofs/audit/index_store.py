@@ -21,15 +21,16 @@ import sqlalchemy
 from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Index, Integer, MetaData, Table, Text, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.schema import Column
-from sqlalchemy.sql import and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy.sql import and_, bindparam, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.sql.selectable import ScalarSelect
 
-from bonobofs.audit.index import Count, Cursor, GroupBy, IndexedChange, IndexQuery, decode_text, encode_text
+from bonobofs.audit.entry import PROCESS, TURN, AuditEntry
+from bonobofs.audit.index import Count, Cursor, GroupBy, IndexedChange, IndexQuery, Turn, decode_text, encode_text
 from bonobofs.errors import StateError
 from bonobofs.state.database import BEGIN, Database, begin_sqlite, url
 from bonobofs.state.sqlite_file import driver_text
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Incremented with every change of the tables. An index of another version is rebuilt."""
 
 _TEXT: Final = Text().with_variant(Text(collation="C"), "postgresql")
@@ -91,6 +92,7 @@ CHANGES: Final = Table(
     Column("code", _TEXT, nullable=False, comment="Code of a denial, or empty."),
     Column("rule", _TEXT, nullable=False, comment="The rule that decided."),
     Column("times", Integer, nullable=False, comment="Number of requests; more than 1 if the entry counts denials."),
+    Column("process", _BIG, nullable=False, comment="Number of the entry of the process; 0: unknown."),
     Column("line", _TEXT, nullable=False, comment="The line of the trail."),
     Column("outcome", _TEXT, comment="The line of the outcome, or null."),
     Index("index_changes_seq", "trail", "seq"),
@@ -98,6 +100,17 @@ CHANGES: Final = Table(
     Index("index_changes_ended", "ended", "began"),
     Index("index_changes_path", "path"),
     comment="One row for each intent with its outcome, and for each other entry.",
+)
+PROCESSES: Final = Table(
+    "index_processes",
+    METADATA,
+    Column("trail", Integer, nullable=False, comment="index_trails.id."),
+    Column("seq", _BIG, nullable=False, comment="Number of the entry. A damaged trail may have it twice."),
+    Column("parent", _BIG, nullable=False, comment="Number of the entry of the parent; 0: unknown."),
+    Column("command", _TEXT, nullable=False, comment="Command line, else the name of the program."),
+    Index("index_processes_seq", "trail", "seq"),
+    Index("index_processes_parent", "trail", "parent"),
+    comment="The processes that made changes, and their parents.",
 )
 _IS_REFUSED: Final = CHANGES.c.result != sqlalchemy.literal_column("'allowed'")
 """Predicate of the partial index. Queries must repeat it literally, or the planner will not use the index."""
@@ -171,12 +184,18 @@ class IndexTables:
             self._forget(connection, session)
 
     def advance(
-        self, offset: int, cursor: Cursor, rows: Sequence[Mapping[str, Any]], late: Mapping[int, Mapping[str, Any]]
+        self,
+        offset: int,
+        cursor: Cursor,
+        rows: Sequence[Mapping[str, Any]],
+        late: Mapping[int, Mapping[str, Any]],
+        processes: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Insert the rows that were read from `offset` on, and move the cursor, in one transaction.
 
         `rows` are new changes. `late` are rows of outcomes, by the number of the intent, whose change was inserted
-        earlier. An outcome without a change is inserted as a row. StateError: the cursor is no longer at `offset`, and
+        earlier. An outcome without a change is inserted as a row. `processes` are rows of PROCESSES.
+        StateError: the cursor is no longer at `offset`, and
         nothing was inserted. A copied state directory, for example, shares its cursor with the original.
         """
         with _begun(self.engine) as connection:
@@ -184,6 +203,8 @@ class IndexTables:
             added = [*rows, *(row for intent, row in late.items() if intent not in ends)]
             if added:
                 connection.execute(insert(CHANGES), added)
+            if processes:
+                connection.execute(insert(PROCESSES), processes)
             if ends:
                 connection.execute(
                     update(CHANGES)
@@ -212,6 +233,30 @@ class IndexTables:
         ):
             for row in rows:
                 yield IndexedChange(row.line, row.outcome)
+
+    def turns(self) -> list[Turn]:
+        """Return the turns of all trails, in their order in each trail."""
+        statement = (
+            select(TRAILS.c.session, CHANGES.c.seq, CHANGES.c.line)
+            .select_from(CHANGES.join(TRAILS, TRAILS.c.id == CHANGES.c.trail))
+            .where(CHANGES.c.operation == TURN, CHANGES.c.kind == "event")
+            .order_by(CHANGES.c.trail, CHANGES.c.seq)
+        )
+        found: list[Turn] = []
+        with _begun(self.engine) as connection:
+            for row in connection.execute(statement):
+                session, details = decode_text(row.session), AuditEntry.from_line(row.line).details
+                if found and found[-1].session == session:
+                    found[-1] = found[-1]._replace(end=row.seq)
+                found.append(Turn(session, row.seq, str(details.get("name", "")), str(details.get("by", ""))))
+        return found
+
+    def command(self, session: str, process: int) -> str:
+        """Return the command line of a process, or the name of its program; "" if it is unknown."""
+        trail = select(TRAILS.c.id).where(TRAILS.c.session == encode_text(session)).scalar_subquery()
+        statement = select(PROCESSES.c.command).where(PROCESSES.c.trail == trail, PROCESSES.c.seq == process)
+        with _begun(self.engine) as connection:
+            return decode_text(connection.execute(statement).scalar() or "")
 
     def count(self, query: IndexQuery, group_by: GroupBy, most: int | None = None) -> list[Count]:
         """Count the matching changes by a field, the most frequent value first. Alerts and events do not count."""
@@ -257,6 +302,7 @@ class IndexTables:
         known = connection.execute(select(TRAILS.c.id).where(TRAILS.c.session == encode_text(session))).scalar()
         if known is not None:
             connection.execute(delete(CHANGES).where(CHANGES.c.trail == known))
+            connection.execute(delete(PROCESSES).where(PROCESSES.c.trail == known))
             connection.execute(delete(TRAILS).where(TRAILS.c.id == known))
 
     def _ends(
@@ -304,6 +350,12 @@ class IndexTables:
             found += [CHANGES.c.ended >= query.since, CHANGES.c.began >= _first_since(query.since)]
         if query.until is not None:
             found.append(CHANGES.c.began <= query.until)
+        if query.operation is None:
+            found.append(CHANGES.c.operation != PROCESS)
+        if query.command is not None:
+            found.append(_made_by(query.command))
+        if query.turns is not None:
+            found.append(or_(sqlalchemy.false(), *map(_in_turn, query.turns)))
         if query.path is not None:
             pieces = _pieces(query.path)
             if pieces:
@@ -345,6 +397,21 @@ def _first_since(moment: int) -> ScalarSelect[int]:
     The query uses the index on `ended`. The `+ 0` keeps SQLite from using the index on `began`.
     """
     return select(func.min(CHANGES.c.began + 0)).where(CHANGES.c.ended >= moment).scalar_subquery()
+
+
+def _made_by(command: str) -> ColumnElement[bool]:
+    """Return the condition that a process whose command line has this text, or a child of it, made the change."""
+    matches = PROCESSES.c.command.regexp_match(re.escape(encode_text(command)))
+    made = select(PROCESSES.c.trail, PROCESSES.c.seq).where(matches).cte("made", recursive=True)
+    child = and_(PROCESSES.c.trail == made.c.trail, PROCESSES.c.parent == made.c.seq)
+    made = made.union(select(PROCESSES.c.trail, PROCESSES.c.seq).join(made, child))
+    return tuple_(CHANGES.c.trail, CHANGES.c.process).in_(select(made.c.trail, made.c.seq))
+
+
+def _in_turn(turn: Turn) -> ColumnElement[bool]:
+    trail = select(TRAILS.c.id).where(TRAILS.c.session == encode_text(turn.session)).scalar_subquery()
+    bounds = [CHANGES.c.trail == trail, CHANGES.c.seq >= turn.seq]
+    return and_(*bounds, CHANGES.c.seq < turn.end) if turn.end else and_(*bounds)
 
 
 def _pieces(pattern: str) -> list[str]:

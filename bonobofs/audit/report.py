@@ -10,11 +10,13 @@ of failures. The renderer escapes them: none can create a heading, link, image o
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
-from bonobofs.audit.entry import COUNTS, LAYER, REPLACES, AuditEntry, instant
+from bonobofs.audit.entry import COUNTS, LAYER, PROCESS, REPLACES, AuditEntry, instant
+from bonobofs.audit.index import Turn
 from bonobofs.audit.reader import UNREADABLE, PathNode, RecordedChange
 from bonobofs.audit.recovery import OUT_OF_BAND
 from bonobofs.policy.request import Operation
@@ -55,6 +57,22 @@ class _Refusal:
     paths: dict[str, None] = field(default_factory=dict)
 
 
+class Activity(Protocol):
+    """What a report needs to group changes: an `AuditIndex`."""
+
+    def turns(self) -> list[Turn]: ...
+
+    def command(self, session: str, process: int) -> str: ...
+
+
+@dataclass(slots=True)
+class _TurnSum:
+    turn: Turn
+    changes: int = 0
+    refused: int = 0
+    commands: dict[str, int] = field(default_factory=dict)
+
+
 class _Node(PathNode):
     """The state of one path in a report."""
 
@@ -75,8 +93,8 @@ class _Node(PathNode):
 class ChangeReport:
     """The sum of the changes so far. Its size depends on the number of paths, not on the number of changes."""
 
-    def __init__(self, sessions: Mapping[str, SessionFacts]) -> None:
-        """Create an empty report; `sessions` are the facts by UUID."""
+    def __init__(self, sessions: Mapping[str, SessionFacts], activity: Activity | None = None) -> None:
+        """Create an empty report; `sessions` are the facts by UUID. With `activity`, it groups changes by turn."""
         self._facts = sessions
         self._sessions: dict[str, _Session] = {}
         self._trees: dict[str, _Node] = {}
@@ -87,6 +105,12 @@ class ChangeReport:
         self._behind: list[AuditEntry] = []
         self._unfinished: list[AuditEntry] = []
         self._counts = dict.fromkeys(_COUNTED, 0)
+        self._activity: Final = activity
+        self._turns: Final[dict[str, list[Turn]]] = {}
+        for turn in () if activity is None else activity.turns():
+            self._turns.setdefault(turn.session, []).append(turn)
+        self._turn_sums: Final[dict[str, _TurnSum]] = {}
+        self._commands: Final[dict[tuple[str, int], str]] = {}
 
     def add(self, changes: Iterable[RecordedChange]) -> None:
         """Add changes in the order of time."""
@@ -99,6 +123,7 @@ class ChangeReport:
         refused = sorted(self._refusals.items(), key=lambda item: -item[1].times)
         lists: dict[str, list[dict[str, Any]]] = {
             "changed": changed,
+            "turns": [_turn_document(each) for each in self._turn_sums.values()],
             "refused": [_refused(key, refusal) for key, refusal in refused],
             "failed": [
                 {"operation": operation, "path": path, "reason": reason, "times": times}
@@ -136,6 +161,7 @@ class ChangeReport:
                 self._drop_event_of(entry)
         elif entry.result == "denied":
             self._refuse(entry)
+            self._add_to_turn(change)
         elif change.result == "error":
             counts["failed"] += 1
             reason = (change.outcome or entry).reason or ""
@@ -147,6 +173,7 @@ class ChangeReport:
                 counts["unfinished"] += 1
                 self._unfinished.append(entry)
             self._change(change)
+            self._add_to_turn(change)
 
     def _drop_event_of(self, alert: AuditEntry) -> None:
         """Remove the event before an alert: an external change of a protected path counts as an alert only."""
@@ -171,6 +198,26 @@ class ChangeReport:
         refusal = self._refusals.setdefault(key, _Refusal(key[2], key[3]))
         refusal.times += times
         refusal.paths.setdefault(entry.path)
+
+    def _add_to_turn(self, change: RecordedChange) -> None:
+        if self._activity is None:
+            return
+        entry = change.entry
+        turns = self._turns.get(entry.session, [])
+        number = bisect_right(turns, entry.seq, key=lambda turn: turn.seq)
+        turn = turns[number - 1] if number else Turn(entry.session, 0, "", "")
+        found = self._turn_sums.setdefault(turn.id, _TurnSum(turn))
+        if entry.result == "denied":
+            count = entry.details.get("count")
+            found.refused += count if type(count) is int else 1
+            return
+        found.changes += _made(change)
+        process = entry.details.get(PROCESS)
+        key = entry.session, process if type(process) is int else 0
+        if key not in self._commands:
+            self._commands[key] = self._activity.command(*key) if key[1] else ""
+        command = self._commands[key] or entry.tool or "unknown"
+        found.commands[command] = found.commands.get(command, 0) + _made(change)
 
     def _change(self, change: RecordedChange) -> None:
         entry = change.entry
@@ -257,6 +304,21 @@ class ChangeReport:
             rules[rule, code] = rules.get((rule, code), 0) + refusal.times
         top = sorted(rules.items(), key=lambda item: (-item[1], item[0]))
         return [{"rule": rule, "code": code, "times": times} for (rule, code), times in top[:10]]
+
+
+def _turn_document(found: _TurnSum) -> dict[str, Any]:
+    commands = sorted(found.commands.items(), key=lambda item: -item[1])
+    turn = found.turn
+    return {
+        "turn": turn.id,
+        "session": turn.session,
+        "name": turn.name,
+        "by": turn.by,
+        "changes": found.changes,
+        "refused": found.refused,
+        "commands": [{"command": command, "changes": changes} for command, changes in commands[:MOST]],
+        "more_commands": max(0, len(commands) - MOST),
+    }
 
 
 def _made(change: RecordedChange) -> int:
@@ -387,6 +449,16 @@ def _refused_line(item: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _turn_line(item: dict[str, Any]) -> str:
+    name = _code(item["name"]) if item["name"] else {"pause": "after a pause"}.get(item["by"], "without a name")
+    line = f"- {_code(item['turn'])} {name}: {_many(item['changes'], 'change')}, {item['refused']} refused"
+    made = [f"{_code(each['command'])} ({each['changes']})" for each in item["commands"][:EXAMPLES]]
+    left = len(item["commands"]) + item["more_commands"] - len(made)
+    if made:
+        line += f"\n  - by {', '.join(made)}{f' and {left} more' if left > 0 else ''}"
+    return line
+
+
 def _failed_line(item: dict[str, Any]) -> str:
     return f"- {_plain(item['operation'])} {_code(item['path'])}, {_times(item['times'])}: {_plain(item['reason'])}"
 
@@ -415,11 +487,12 @@ def _session_line(item: dict[str, Any]) -> str:
 _SECTIONS: Final = {
     "changed": _Section(
         "Changed",
-        20_000,
+        17_000,
         _changed_line,
         heading=("| path | what | changes | bytes written |", "|---|---|---:|---:|"),
         of_each="source",
     ),
+    "turns": _Section("Turns", 5_000, _turn_line),
     "refused": _Section("Refused", 16_000, _refused_line),
     "failed": _Section(
         "Failed",

@@ -294,6 +294,13 @@ class Trail:
         """Record an event of the session itself; return its `seq`. TrailError."""
         return self._append_body(body_of(self._entry("event", operation, guard, details, path=path)))
 
+    def queue_event(self, operation: str, details: dict[str, Any], *, tool: str = "") -> int:
+        """Queue an event, which is written with the next entry; return its `seq`. Never raises."""
+        body = body_of(self._entry("event", operation, "file", details, tool=tool))
+        with self._writing:
+            self._queue(body)
+            return self._last[0]
+
     def append(self, entry: AuditEntry) -> int:
         """Append an entry; return its `seq`. TrailError.
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, NamedTuple
 from bonobofs import session
 from bonobofs.audit import reader
 from bonobofs.audit import report as reports
-from bonobofs.audit.entry import COUNTS, TURN, AuditEntry
+from bonobofs.audit.entry import COUNTS, PROCESS, TURN, AuditEntry
 from bonobofs.audit.index import AuditIndex, Count, GroupBy, IndexQuery, Progress, microseconds
 from bonobofs.audit.tombstones import tombstones
 from bonobofs.audit.verify import Damage, Finding, TrailReport, TrailStatus, describe_below, verify
@@ -76,6 +76,7 @@ OfSession = Annotated[str | None, Option("--session", metavar="UUID", help="One 
 Path_ = Annotated[
     str | None, Option("--path", metavar="PATH", help="A path with all below it, or a pattern with * and **.")
 ]
+Turn = Annotated[str | None, Option("--turn", metavar="TURN", help="Id or name of a turn.")]
 Since = Annotated[str | None, Option(metavar="MOMENT", help="30s, 10m, 2h, 1d, or a moment in ISO 8601.")]
 Until = Annotated[str | None, Option(metavar="MOMENT", help="Like --since; later entries are left out.")]
 
@@ -92,6 +93,10 @@ def query(
     result: Annotated[str | None, Option(metavar="RESULT", help="allowed, denied or error.")] = None,
     since: Since = None,
     until: Until = None,
+    command: Annotated[
+        str | None, Option(metavar="TEXT", help="Part of the command line of the process or of one of its parents.")
+    ] = None,
+    turn: Turn = None,
     count: Annotated[GroupBy | None, Option(metavar="FIELD", help=f"Count by {', '.join(GroupBy)} instead.")] = None,
     json: Json = False,
 ) -> int:
@@ -104,11 +109,13 @@ def query(
       bonobofs audit query --agent alice --result denied --since 1d
       bonobofs audit query --path docs --operation delete_file --json
       bonobofs audit query --result denied --count rule
+      bonobofs audit query --command 'npm install' --turn b6d4a2f2:7
     """
     home = session.home()
     base = _query(home, agent, of_session, path, since, until)
-    filters = dataclasses.replace(base, operation=operation, rule=rule, result=result)
+    filters = dataclasses.replace(base, operation=operation, rule=rule, result=result, command=command)
     with _index(home) as (index, progress):
+        filters = _with_turn(index, filters, turn)
         _check_filters(home, index, filters)
         if count is not None:
             _print_counts(index.count(filters, count), count, json=json)
@@ -128,6 +135,7 @@ def report(
     path: Path_ = None,
     since: Since = None,
     until: Until = None,
+    turn: Turn = None,
     json: Json = False,
 ) -> int:
     """Print a report in Markdown: changes, refusals and their remedies.
@@ -141,8 +149,9 @@ def report(
     """
     home = session.home()
     filters = _query(home, agent, of_session, path, since, until)
-    result = reports.ChangeReport(session.about_sessions(home))
     with _index(home) as (index, progress):
+        result = reports.ChangeReport(session.about_sessions(home), index)
+        filters = _with_turn(index, filters, turn)
         _check_filters(home, index, filters)
         result.add(index.changes(filters))
     unreadable = session.unreadable(home)
@@ -302,6 +311,17 @@ def _check_filters(home: Path, index: AuditIndex, filters: IndexQuery) -> None:
         raise UsageError(f"--{by.value}: no entry has {value!r}{nearest(value, [*values, *recorded])}")
 
 
+def _with_turn(index: AuditIndex, filters: IndexQuery, turn: str | None) -> IndexQuery:
+    """Add the condition that a change belongs to a turn. UsageError: there is no such turn."""
+    if turn is None:
+        return filters
+    turns = index.find_turns(turn)
+    if not turns:
+        known = [name for each in index.turns() for name in (each.name, each.id) if name]
+        raise UsageError(f"--turn: no turn has the name or id {turn!r}{nearest(turn, known)}")
+    return dataclasses.replace(filters, turns=turns)
+
+
 def _query(
     home: Path, agent: str | None, of_session: str | None, path: str | None, since: str | None, until: str | None
 ) -> IndexQuery:
@@ -412,6 +432,8 @@ class _TailFilter(NamedTuple):
 
     def of(self, entries: Iterable[AuditEntry]) -> Iterator[AuditEntry]:
         for entry in entries:
+            if entry.operation == PROCESS and entry.kind == "event" and not self.outcomes:
+                continue  # the entries of changes refer to it
             if self.denied or self.alerts:
                 if (self.alerts and entry.kind == "alert") or (
                     self.denied and entry.result == "denied" and entry.kind != "alert"

@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Final, Unpack
 
 from bonobofs.audit.entry import shortened
@@ -36,6 +37,16 @@ _BATCH: Final = 128
 """Questions in one message: the server answers them before it serves another request."""
 _OUTCOME_LIMITS: Final = 1000, 1000
 """Items of a list, and characters of a text, that an outcome sends to the server."""
+
+PEER: Final[ContextVar[tuple[int, int] | None]] = ContextVar("PEER", default=None)
+"""Pid and start time of the process whose call this thread answers."""
+_RECORDED: Final = (
+    MessageKind.AUTHORIZE,
+    MessageKind.DENY,
+    MessageKind.RECORD_CALL,
+    MessageKind.EVENT,
+)
+"""Requests with the PEER of the thread."""
 
 Reply = dict[str, Any]
 SendLater = Callable[[MessageKind, dict[str, Any]], None]
@@ -177,6 +188,9 @@ class RemoteAuthorizer:
     def _ask(self, kind: MessageKind, document: dict[str, Any]) -> tuple[int, Reply]:
         """Send a request. Return its number and the reply. OSError: the server is gone, or failed."""
         number, pending = self._register()
+        peer = PEER.get()
+        if peer is not None and kind in _RECORDED:
+            document = {**document, "peer": peer}
         try:
             sent = self._channel.send(kind, {**document, "id": number})
         except ProtocolError as error:

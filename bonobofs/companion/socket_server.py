@@ -24,11 +24,13 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Final
 
+from bonobofs.companion.remote_authorizer import PEER
 from bonobofs.errors import BonobofsError, UsageError
 from bonobofs.ipc.codec import encode_failure
 from bonobofs.policy.decision import Refused, as_document
 from bonobofs.state.home import GUARD_SOCKET
 from bonobofs.system import syscalls
+from bonobofs.system.processes import start_time
 
 MAX_CONNECTIONS: Final = 64
 MAX_LINE: Final = 16 << 20
@@ -91,9 +93,11 @@ class _Gate:
 class _Connection:
     """One caller."""
 
-    def __init__(self, end: socket.socket, impersonate: Impersonate) -> None:
+    def __init__(self, end: socket.socket, impersonate: Impersonate, peer: tuple[int, int]) -> None:
         self.end: Final = end
         self.impersonate: Final = impersonate
+        self.peer: Final = peer
+        """Pid and start time of the process that connected."""
         self.incoming = bytearray()
         self.held = 0
         """Bytes of `incoming` and of the call that is being answered."""
@@ -190,12 +194,12 @@ class SocketServer:
                 sleep(_ACCEPT_PAUSE)
 
     def _accept(self, end: socket.socket) -> None:
-        _, uid, gid = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        pid, uid, gid = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if uid not in self._accepted_uids:
             _refuse(end, OSError(errno.EACCES, "this socket belongs to another user"))
             return
         impersonate = partial(_acting_as, uid, gid, _peer_groups(end)) if uid == self._guest else nullcontext
-        connection = _Connection(end, impersonate)
+        connection = _Connection(end, impersonate, (pid, start_time(pid) or 0))
         if not self._add(connection):
             _refuse(end, OSError(errno.EAGAIN, f"{MAX_CONNECTIONS} calls are being answered; try again"))
             return
@@ -224,6 +228,7 @@ class SocketServer:
 
     def _serve(self, connection: _Connection) -> None:
         """Answer the calls of a connection, one at a time, until it ends."""
+        PEER.set(connection.peer)
         try:
             with suppress(OSError), connection.end:
                 while self._serve_next(connection):

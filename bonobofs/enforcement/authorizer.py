@@ -7,12 +7,15 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict, Unpack
 
 from bonobofs.errors import BonobofsError
 from bonobofs.policy.decision import Code, Denied, Layer, Permit, Refused
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import NO_FACTS, Context, Operation, Principal, Request
+
+if TYPE_CHECKING:
+    from bonobofs.enforcement.caller_processes import CallerProcess
 
 _LONGEST_REASON: Final = 500
 """Characters of a failure's reason that the trail keeps."""
@@ -36,6 +39,8 @@ class Caller(NamedTuple):
 
     tool: str = ""
     details: dict[str, Any] = {}  # noqa: RUF012 - never changed; a NamedTuple holds it as the shared default
+    process: CallerProcess | None = None
+    """Its process, if the kernel named it."""
 
 
 NO_CALLER: Final = Caller()

@@ -20,6 +20,7 @@ from typing import Any, Final
 from bonobofs.audit.entry import object_of
 from bonobofs.audit.writer import Trail
 from bonobofs.enforcement.authorizer import ACTIONS, Caller
+from bonobofs.enforcement.caller_processes import details_of
 from bonobofs.errors import TrailError
 from bonobofs.policy.compiled import is_never_staged
 from bonobofs.policy.decision import Code, Denied, Holding, Refused, as_document
@@ -138,7 +139,9 @@ class DenialRecorder:
 
     def _record(self, denied: Denied, caller: Caller, guard: str) -> int:
         action = ACTIONS.get(denied.operation, "modify")
-        details = caller.details if denied.holding is None else {**caller.details, **denied.holding._asdict()}
+        details = details_of(caller, self._trail)
+        if denied.holding is not None:
+            details = {**details, **denied.holding._asdict()}
         if denied.about:
             details = {**details, "about": denied.about}
         if denied.question:

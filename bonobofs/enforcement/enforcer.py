@@ -32,6 +32,7 @@ from bonobofs.enforcement.authorizer import (
     WrongLayerError,
     unrecorded,
 )
+from bonobofs.enforcement.caller_processes import details_of
 from bonobofs.enforcement.denial_recorder import DenialRecorder, lock_of
 from bonobofs.enforcement.write_batches import ScratchCounter, ScratchCounters, WriteBatch, WriteBatches
 from bonobofs.errors import TrailError
@@ -328,7 +329,7 @@ class Enforcer:
                 tool=caller.tool,
                 bytes=size,
                 lock=self._lock_on(request.path),
-                details={**caller.details, **(details or {})},
+                details={**details_of(caller, self.trail), **(details or {})},
                 error=error,
                 reason=reason,
             )
@@ -473,7 +474,7 @@ class Enforcer:
         if self._ended:
             self.write_outcomes()
         if caller is not self._last_caller:
-            self._last_caller, self._last_details = caller, object_of(caller.details)
+            self._last_caller, self._last_details = caller, object_of(details_of(caller, self.trail))
         leases = self.policy.leases
         own = leases is not None and bool(leases.matcher) and leases.owns(request.path.split("/"))
         try:
@@ -505,7 +506,7 @@ class Enforcer:
         if self._ended:
             self.write_outcomes()
         try:
-            return self._counters.find(caller.tool, top, permit.rule, object_of(caller.details))
+            return self._counters.find(caller.tool, top, permit.rule, object_of(details_of(caller, self.trail)))
         except TrailError as error:
             raise self.deny(unrecorded(request), caller) from error
 

@@ -24,6 +24,7 @@ from bonobofs.audit.recovery import SourceDifference
 from bonobofs.audit.temp_cleanup import Stray, declared_temporary
 from bonobofs.audit.writer import Trail
 from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
+from bonobofs.enforcement.caller_processes import details_of
 from bonobofs.errors import PolicyError, TrailError
 from bonobofs.fuse.companion_supervisor import CompanionProcess
 from bonobofs.fuse.diagnostics import Diagnostics
@@ -80,6 +81,7 @@ class RemoteAuthorization:
         """`explain` answers EXPLAIN, `session` is the UUID."""
         self._explain_change: Final = explain
         self._enforcer: Final = mount.enforcer
+        self._callers: Final = mount.callers
         self._grants: Final = mount.grants
         self.fds: list[int] = []
         """Descriptors that the companion has sent."""
@@ -222,7 +224,7 @@ class RemoteAuthorization:
         if request.get("generation", self._enforcer.state[0]) != self._enforcer.state[0]:
             return {"stale": True}
         changes = [_change(question) for question in (request["question"], *request["related"])]
-        caller = Caller(*request.get("caller", ()))
+        caller = self._caller(request)
         permits = []
         for change in changes:
             decision = self._decide_in_source(change)
@@ -245,19 +247,25 @@ class RemoteAuthorization:
         return _InFlight(admission, exact, tuple(path for path in paths if path.endswith("/")), stray)
 
     def _deny(self, request: Document) -> Document:
-        caller, count = Caller(*request["caller"]), request["count"]
+        caller, count = self._caller(request), request["count"]
         refused = self._enforcer.deny(decode_denied(request), caller, guard=request["guard"], count=count)
         return encode_denied(refused.decision)
 
     def _record_call(self, request: Document) -> Document:
         del request["id"]
-        change, caller = _change(request.pop("question")), Caller(*request.pop("caller", ()))
+        change, caller = _change(request.pop("question")), self._caller(request)
         self._enforcer.record_call(change.request, change.context, caller=caller, **request)
         return {}
 
     def _event(self, request: Document) -> Document:
-        self._enforcer.trail.event(request["operation"], request["details"])
+        caller = self._caller({**request, "caller": ("", request["details"])})
+        self._enforcer.trail.event(request["operation"], details_of(caller, self._enforcer.trail))
         return {}
+
+    def _caller(self, request: Document) -> Caller:
+        """Remove and return the caller of a request, with the process that called the guard socket."""
+        caller, peer = Caller(*request.pop("caller", ())), request.pop("peer", None)
+        return caller if peer is None else caller._replace(process=self._callers.find_peer(*peer))
 
     def _begin_turn(self, request: Document) -> Document:
         return {"turn": self._enforcer.begin_turn(request["name"], request["by"])}

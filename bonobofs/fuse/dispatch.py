@@ -105,8 +105,7 @@ class Operations:
             self.mount.notifications.prune([node.id for node in crowded], names)
 
     def expire_caches(self) -> None:
-        """Drop what may be out of date: callers, branches, mounts, idle descriptors. Called about once a second."""
-        self.mount.forget_callers()
+        """Drop what may be out of date: branches, mounts, idle descriptors. Called about once a second."""
         self._mirror.follow_branches()
         self.mount.source.read_mounts()
         self.mount.source.close_idle()

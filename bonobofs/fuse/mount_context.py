@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
+from bonobofs.enforcement.caller_processes import CallerTable
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
@@ -112,7 +113,7 @@ class MountContext:
         self.nodes: Final = inodes.by_id
         self.path: Final = inodes.path
         self.join: Final = inodes.join
-        self._callers: dict[tuple[int, int], Caller] = {}
+        self.callers: Final = CallerTable(self._keeps_commands)
         self.moving_trees: Final[list[WorkspacePath]] = []
         """Paths of the trees that a rename in slices moves.
 
@@ -233,21 +234,11 @@ class MountContext:
         self.deny(header, denied)
         raise os_error(errno.EPERM)
 
-    def forget_callers(self) -> None:
-        """Read the programs of the callers again: a process number may be reused."""
-        self._callers.clear()
-
     def caller(self, header: Header) -> Caller:
-        known = self._callers.get((header.pid, header.uid))
-        if known is None:
-            try:
-                with open(f"/proc/{header.pid}/comm", "rb") as comm:
-                    tool = comm.read().rstrip(b"\n").decode("utf-8", "surrogateescape")
-            except OSError:
-                tool = ""  # the process has ended, or is in a PID namespace that this one does not see
-            known = Caller(tool, {"pid": header.pid, "uid": header.uid})
-            self._callers[(header.pid, header.uid)] = known
-        return known
+        return self.callers.find(header.pid, header.uid, self.source.now)
+
+    def _keeps_commands(self) -> bool:
+        return bool(self.enforcer.policy.document.get("attribution", {}).get("commands", True))
 
     def entry(
         self, parent: Node, name: bytes, st: os.stat_result, *, created: bool = False, is_open: bool = False

@@ -339,6 +339,12 @@ class AuditTable(_Table):
     max_total: Size = ByteSize(5_000_000_000)
 
 
+class AttributionTable(_Table):
+    """[attribution]: whether the audit log has the command lines of processes, with secrets removed."""
+
+    commands: bool = True
+
+
 class RunTable(_Table):
     """[run]: what `bonobofs run` shows besides the workspace, and its limits. `time` is in seconds; None: no limit.
 
@@ -385,6 +391,7 @@ class PolicyDocument(_Table):
     agent_mail: AgentMailTable | None = None
     examples: Examples = Examples()
     audit: AuditTable = AuditTable()
+    attribution: AttributionTable = AttributionTable()
     run: RunTable = RunTable()
     network: NetworkTable = NetworkTable()
 

@@ -11,7 +11,6 @@ from typing import Final
 
 import pytest
 
-from bonobofs.audit.reader import read
 from bonobofs.enforcement.denial_recorder import BURST
 from tests.attacks.attack import CONTENT
 from tests.attacks.ground import build
@@ -151,7 +150,7 @@ def test_no_name_forges_a_line_or_controls_a_terminal(mounted: Mounted) -> None:
     world = mounted()
     run_in_child(_name_them, os.fsencode(world.path))
     tried = [os.fsdecode(name) for name in _NAMES]
-    entries = world.entries()
+    entries = world.all_entries()
     assert world.trail.read_bytes().count(b"\n") == len(entries)
     assert [entry.path for entry in entries if entry.kind == "intent" and entry.code == "DEFAULT"] == [
         f"src/{name}" for name in tried
@@ -163,4 +162,4 @@ def test_no_name_forges_a_line_or_controls_a_terminal(mounted: Mounted) -> None:
         assert all(line.isprintable() for line in ran.stdout.splitlines()), ran.stdout
         assert not set(ran.stdout) & set("\x1b\x07\r\x9b\u202e")
     shown = bonobofs("audit", "tail", "-n", "100", "--json").stdout.splitlines()
-    assert [json.loads(line)["seq"] for line in shown] == [entry.seq for entry in read(world.trail)]
+    assert [json.loads(line)["seq"] for line in shown] == [entry.seq for entry in world.all_entries()]

@@ -197,3 +197,47 @@ def counted_here(changes: list[RecordedChange], by: GroupBy) -> dict[str, tuple[
         number, times = found.get(value, (0, 0))
         found[value] = number + 1, times + one.details.get("count", 1)
     return found
+
+
+def test_changes_are_found_by_command_of_a_parent_and_by_turn(home: Path, tables: IndexTables) -> None:
+    """A trail may be damaged: a cycle of parents does not matter, and neither does a number that occurs twice."""
+    trail = Trail.create(home / "trails/s-1.jsonl", home / "trails/s-1.head", TrailIdentity("s-1", "alice", "id-1"))
+
+    def process(command: str, parent: int) -> int:
+        return trail.event("process", {"observed": {"command": command, "parent": parent}})
+
+    def change(path: str, by: int) -> None:
+        trail.intent("create_file", path, "create", "code", caller=f'{{"process":{by}}}')
+
+    make = process("make all", 0)
+    child = process("sed 's/100%_\\\\é/x/'", make)
+    change("a", child)
+    first = trail.begin_turn("two words", "mark")
+    change("b", make)
+    process("one of a cycle", trail.head[0] + 2)
+    cycle = process("two of a cycle", trail.head[0])
+    change("c", cycle)
+    second = trail.begin_turn("two words", "hook")
+    change("d", 0)
+    trail.close()
+    line = next(iter(read(trail.path))).to_json()
+    with trail.path.open("a") as out:
+        out.write(f"{line}\n")
+    index = AuditIndex(home, "home", tables)
+    index.catch_up()
+
+    def found(**conditions: Any) -> list[str]:
+        return [change.entry.path for change in index.changes(IndexQuery(operation="create_file", **conditions))]
+
+    assert found(command="make") == ["a", "b"]
+    assert found(command="100%_\\\\é") == ["a"]
+    assert found(command="Make") == []
+    assert found(command="one of a cycle") == ["c"]
+    assert found(turns=index.find_turns(f"s-1:{first}")) == ["b", "c"]
+    assert found(turns=index.find_turns(f"s:{second}")) == ["d"]
+    assert found(turns=index.find_turns("two words")) == ["b", "c", "d"]
+    assert found(turns=index.find_turns("two words"), command="make") == ["b"]
+    assert index.find_turns("three") == ()
+    assert [count.value for count in index.count(IndexQuery(command="make"), GroupBy.PATH)] == ["a", "b"]
+    assert index.command("s-1", child) == "sed 's/100%_\\\\é/x/'"
+    assert index.command("s-1", 99) == index.command("none", make) == ""

@@ -24,7 +24,7 @@ def trail_of(world: World) -> Path:
 def test_umount_compresses_the_trail_and_every_command_reads_it(mounted: Mounted) -> None:
     world = mounted(policy=ALLOW_ALL)
     (world.path / "note.txt").write_text("x")
-    entries = world.entries()
+    entries = world.all_entries()
     compress_ended(world.home)
     assert not compressed(trail_of(world)).exists()
     world.umount()

@@ -137,7 +137,7 @@ def test_verify_succeeds_on_unchanged_trails(world: World) -> None:
     living = bonobofs("audit", "verify")
     assert (living.returncode, living.stdout) == (
         0,
-        f"1 trails, {len(world.entries())} entries: as they were written\n",
+        f"1 trails, {len(world.all_entries())} entries: as they were written\n",
     )
     world.umount()
     (report,) = json.loads(bonobofs("audit", "verify", "--json").stdout)

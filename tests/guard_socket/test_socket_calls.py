@@ -349,6 +349,7 @@ def test_a_mark_begins_a_turn_of_the_session(alice: Called) -> None:
     writes = [entry.seq for entry in recorded(alice.world, "write_file", "intent")]
     assert any(turns[0].seq < seq < turns[1].seq for seq in writes)
     (begin,), (end,) = recorded(alice.world, "call_begin"), recorded(alice.world, "call_end")
+    assert begin.details.pop("process") == end.details.pop("process") > 0
     assert begin.details == {"tool_call": "toolu_1", "tool": "Bash", "agent_session": "s-1", "turn": "t-1"}
     assert end.details == {"tool_call": "toolu_1"}
     with pytest.raises(UsageError):

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pydantic
 
 from bonobofs import session
-from bonobofs.audit.entry import AuditEntry
+from bonobofs.audit.entry import PROCESS, AuditEntry
 from bonobofs.audit.reader import read
 from bonobofs.audit.trail_storage import compressed
 from bonobofs.session import Session
@@ -150,7 +150,10 @@ class World:
         return processes.is_alive(self.session.pid, self.session.starttime)
 
     def entries(self) -> list[AuditEntry]:
-        """All that the record holds, once the server has settled it."""
+        """All that the record holds but the descriptions of processes, once the server has settled it."""
+        return [entry for entry in self.all_entries() if entry.operation != PROCESS]
+
+    def all_entries(self) -> list[AuditEntry]:
         session.flush_servers(self.home)
         return list(read(self.trail))
 
