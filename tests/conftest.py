@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import compileall
 import itertools
 import os
 import shutil
 import signal
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +37,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: measures time or changes the machine; scripts/test runs it by itself")
     # A shell that starts the tests in the background ignores SIGINT, and so would every program that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The tests start thousands of interpreters, also those of a user who cannot write here.
+    sys.dont_write_bytecode = False
+    if not hasattr(config, "workerinput"):
+        for directory in (commands.ROOT / "bonobofs", sysconfig.get_path("purelib")):
+            compileall.compile_dir(directory, quiet=2)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """To load all modules takes longer than most of the tests that are marked `alone`."""
+    if config.getoption("markexpr") != "alone" or not collection_path.name.startswith("test_"):
+        return None
+    return "mark.alone" not in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -23,7 +23,7 @@ from tests.support.users import run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, World
 
-KILLS: Final = int(os.environ.get("BONOBOFS_KILLS", "40"))
+KILLS: Final = int(os.environ.get("BONOBOFS_KILLS", "20"))
 _ROUNDS: Final = 10
 """Kills of one source, each with a mount over the dead one before it."""
 _OF_PORTABLE: Final = 5

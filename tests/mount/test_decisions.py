@@ -180,9 +180,9 @@ def test_devices_are_refused_unless_the_policy_says_so(own_place: MakePlace) -> 
     assert (open_world.source / "null").stat().st_rdev == null
 
 
-def test_the_files_below_a_moved_directory_are_judged(place: MakePlace) -> None:
+def test_the_files_below_a_moved_directory_are_judged(own_place: MakePlace) -> None:
     """A rename of a directory is a rename of everything below: each old and each new path must be permitted."""
-    world = place(policy=NOTES)
+    world = own_place(policy=NOTES)
 
     def story() -> None:
         for path in ("code/good", "code/bad/deep", "code/big", "notes/kept"):
@@ -202,9 +202,9 @@ def test_the_files_below_a_moved_directory_are_judged(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_symlink_is_judged_by_its_target(place: MakePlace) -> None:
+def test_a_symlink_is_judged_by_its_target(own_place: MakePlace) -> None:
     """An absolute target, one outside the workspace and one in a protected path are refused, also after a move."""
-    world = place(policy=CLOSED)
+    world = own_place(policy=CLOSED)
 
     def story() -> None:
         (world.source / "a/b").mkdir(parents=True)
@@ -229,9 +229,9 @@ def test_a_symlink_is_judged_by_its_target(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_the_file_type_is_judged_at_its_new_name(place: MakePlace) -> None:
+def test_the_file_type_is_judged_at_its_new_name(own_place: MakePlace) -> None:
     """A rename or link brings suffix, size, mode and first bytes to the new path, whose rules judge them."""
-    world = place(policy=NOTES)
+    world = own_place(policy=NOTES)
 
     def story() -> None:
         (world.source / "notes").mkdir()
@@ -258,9 +258,9 @@ def test_the_file_type_is_judged_at_its_new_name(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_an_executable_cannot_be_made_in_pieces(place: MakePlace) -> None:
+def test_an_executable_cannot_be_made_in_pieces(own_place: MakePlace) -> None:
     """First bytes are judged at each change, even of one byte, and modes at each call that sets them."""
-    world = place(policy=NOTES)
+    world = own_place(policy=NOTES)
 
     def story() -> None:
         (world.source / "notes").mkdir()
@@ -286,9 +286,9 @@ def test_an_executable_cannot_be_made_in_pieces(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_copy_and_holes_do_not_make_executables_or_grow_files(place: MakePlace) -> None:
+def test_copy_and_holes_do_not_make_executables_or_grow_files(own_place: MakePlace) -> None:
     """copy_file_range and fallocate are judged by what the file is afterwards."""
-    world = place(policy=NOTES)
+    world = own_place(policy=NOTES)
 
     def story() -> None:
         for directory in ("notes", "code", "small"):
@@ -306,9 +306,9 @@ def test_copy_and_holes_do_not_make_executables_or_grow_files(place: MakePlace) 
     world.does(story)
 
 
-def test_a_size_limit_is_exact_and_binds_each_write(place: MakePlace) -> None:
+def test_a_size_limit_is_exact_and_binds_each_write(own_place: MakePlace) -> None:
     """A file grows to its limit and not one byte beyond, by write, append or truncate; shrinking is never too large."""
-    world = place(policy=NOTES)
+    world = own_place(policy=NOTES)
 
     def story() -> None:
         (world.source / "small").mkdir()
@@ -333,9 +333,9 @@ def test_a_size_limit_is_exact_and_binds_each_write(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_rename_invalidates_the_decision_of_an_open_file(place: MakePlace) -> None:
+def test_a_rename_invalidates_the_decision_of_an_open_file(own_place: MakePlace) -> None:
     """A file opened under one name is judged by the name that it has at the write."""
-    world = place(policy=NOTES)
+    world = own_place(policy=NOTES)
 
     def story() -> None:
         for directory in ("code", "small"):
@@ -352,9 +352,9 @@ def test_a_rename_invalidates_the_decision_of_an_open_file(place: MakePlace) -> 
     world.does(story)
 
 
-def test_an_exchange_invalidates_the_decisions_of_open_files(place: MakePlace) -> None:
+def test_an_exchange_invalidates_the_decisions_of_open_files(own_place: MakePlace) -> None:
     """After an exchange, each file is judged by the name that it has then."""
-    world = place(policy=NOTES)
+    world = own_place(policy=NOTES)
 
     def story() -> None:
         for directory in ("code", "small"):
@@ -371,9 +371,9 @@ def test_an_exchange_invalidates_the_decisions_of_open_files(place: MakePlace) -
     world.does(story)
 
 
-def test_a_rename_of_a_directory_invalidates_decisions_below(place: MakePlace) -> None:
+def test_a_rename_of_a_directory_invalidates_decisions_below(own_place: MakePlace) -> None:
     """An open file whose directory moves is judged by its new path."""
-    world = place(policy=NOTES)
+    world = own_place(policy=NOTES)
 
     def story() -> None:
         for directory in ("code/sub", "small"):
@@ -387,9 +387,9 @@ def test_a_rename_of_a_directory_invalidates_decisions_below(place: MakePlace) -
     world.does(story)
 
 
-def test_exchanged_directories_are_judged_and_recorded_by_their_new_names(place: MakePlace) -> None:
+def test_exchanged_directories_are_judged_and_recorded_by_their_new_names(own_place: MakePlace) -> None:
     """Open files in two exchanged directories are judged by their new paths."""
-    world = place(policy=NOTES)
+    world = own_place(policy=NOTES)
 
     def story() -> None:
         for directory in ("code/dir", "small/dir"):
@@ -408,9 +408,9 @@ def test_exchanged_directories_are_judged_and_recorded_by_their_new_names(place:
     assert {entry.path for entry in world.entries() if entry.bytes == 11} == {"code/dir/file"}
 
 
-def test_flags_that_no_rule_knows_are_refused(place: MakePlace) -> None:
+def test_flags_that_no_rule_knows_are_refused(own_place: MakePlace) -> None:
     """A rename that would leave a whiteout, which is a device, is EINVAL."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         (world.path / "file").touch()
@@ -421,9 +421,9 @@ def test_flags_that_no_rule_knows_are_refused(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_denied_truncating_open_fails_at_open(place: MakePlace) -> None:
+def test_a_denied_truncating_open_fails_at_open(own_place: MakePlace) -> None:
     """If a change is denied, `> file` fails at open and `>> file` at the first write. Readers see the old content."""
-    world = place(policy=CLOSED)
+    world = own_place(policy=CLOSED)
 
     def story() -> None:
         (world.source / "closed").mkdir()
@@ -440,9 +440,9 @@ def test_a_denied_truncating_open_fails_at_open(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_denied_mapping_is_refused_when_written_back_and_forgotten(place: MakePlace) -> None:
+def test_a_denied_mapping_is_refused_when_written_back_and_forgotten(own_place: MakePlace) -> None:
     """msync of a denied file fails. The source and the mount's readers keep the old bytes."""
-    world = place(policy=CLOSED)
+    world = own_place(policy=CLOSED)
 
     def story() -> None:
         (world.source / "closed").mkdir()
@@ -459,9 +459,9 @@ def test_a_denied_mapping_is_refused_when_written_back_and_forgotten(place: Make
     world.does(story)
 
 
-def test_unnamed_files_and_inode_flags_are_refused(place: MakePlace) -> None:
+def test_unnamed_files_and_inode_flags_are_refused(own_place: MakePlace) -> None:
     """O_TMPFILE and chattr, which no rule could judge, are refused by the transport."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         assert outcome(os.open, world.path, os.O_TMPFILE | os.O_RDWR) == errno.EOPNOTSUPP
@@ -473,9 +473,9 @@ def test_unnamed_files_and_inode_flags_are_refused(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_hard_link_to_a_protected_file_cannot_be_changed(place: MakePlace) -> None:
+def test_a_hard_link_to_a_protected_file_cannot_be_changed(own_place: MakePlace) -> None:
     """If a protected file gets a name in a writable place, a change by that name fails with EPERM."""
-    world = place(policy=CLOSED)
+    world = own_place(policy=CLOSED)
 
     def story() -> None:
         (world.source / "closed").mkdir()
@@ -506,9 +506,9 @@ def test_a_hard_link_to_a_protected_file_cannot_be_changed(place: MakePlace) -> 
     world.does(story)
 
 
-def test_a_file_with_two_names_obeys_the_rules_of_both(place: MakePlace) -> None:
+def test_a_file_with_two_names_obeys_the_rules_of_both(own_place: MakePlace) -> None:
     """A change permitted under one name is refused if it breaks the rule of the other."""
-    world = place(policy=NOTES)
+    world = own_place(policy=NOTES)
 
     def story() -> None:
         for directory in ("code", "notes", "small"):
@@ -537,9 +537,9 @@ def test_a_file_with_two_names_obeys_the_rules_of_both(place: MakePlace) -> None
 
 
 @pytest.mark.parametrize("how", ["unlink", "rename over", "rename over the other way", "unlink and truncate"])
-def test_losing_its_allowed_name_does_not_open_a_protected_file(place: MakePlace, how: str) -> None:
+def test_losing_its_allowed_name_does_not_open_a_protected_file(own_place: MakePlace, how: str) -> None:
     """A program opens a protected file by another name, which is then removed. The descriptor cannot write to it."""
-    world = place(policy=CLOSED)
+    world = own_place(policy=CLOSED)
 
     def story() -> None:
         (world.source / "closed").mkdir()
@@ -563,9 +563,9 @@ def test_losing_its_allowed_name_does_not_open_a_protected_file(place: MakePlace
     world.does(story)
 
 
-def test_a_new_hard_link_invalidates_the_decision_of_an_open_file(place: MakePlace) -> None:
+def test_a_new_hard_link_invalidates_the_decision_of_an_open_file(own_place: MakePlace) -> None:
     """A file that gets a name externally while it is being written can no longer be written."""
-    world = place(policy=CLOSED)
+    world = own_place(policy=CLOSED)
 
     def story() -> None:
         (world.source / "closed").mkdir()
@@ -580,9 +580,9 @@ def test_a_new_hard_link_invalidates_the_decision_of_an_open_file(place: MakePla
     world.does(story)
 
 
-def test_a_file_whose_names_are_all_known_and_allowed_can_be_changed(place: MakePlace) -> None:
+def test_a_file_whose_names_are_all_known_and_allowed_can_be_changed(own_place: MakePlace) -> None:
     """Hard links made or looked up through the mount keep a file writable. One unknown name does not."""
-    world = place(policy=CLOSED)
+    world = own_place(policy=CLOSED)
 
     def story() -> None:
         (world.path / "one").write_text("text")
@@ -602,9 +602,9 @@ def test_a_file_whose_names_are_all_known_and_allowed_can_be_changed(place: Make
     world.does(story)
 
 
-def test_a_kept_file_may_be_edited_and_replaced(place: MakePlace) -> None:
+def test_a_kept_file_may_be_edited_and_replaced(own_place: MakePlace) -> None:
     """A kept file can be edited, also by a rename over it. It cannot be deleted, renamed or exchanged away."""
-    world = place(policy='default = "allow"\n[[keep]]\npaths = ["README.md"]\n')
+    world = own_place(policy='default = "allow"\n[[keep]]\npaths = ["README.md"]\n')
 
     def story() -> None:
         at = world.path
@@ -653,9 +653,9 @@ def test_a_default_acl_makes_nothing_executable(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_names_that_are_not_utf8_are_judged_and_recorded(place: MakePlace) -> None:
+def test_names_that_are_not_utf8_are_judged_and_recorded(own_place: MakePlace) -> None:
     """Names are bytes: rules apply to them, and the record has them exactly."""
-    world = place(policy=CLOSED)
+    world = own_place(policy=CLOSED)
     name = os.fsdecode(b"caf\xe9 \xff\n")
 
     def story() -> None:

@@ -54,9 +54,9 @@ def test_number_owner_mode_and_times_are_those_of_the_source_also_after_a_remoun
     assert world.does(lambda: [_identity(again.path / name) for name in names]) == before
 
 
-def test_git_sees_an_unchanged_tree_after_a_remount(place: MakePlace) -> None:
+def test_git_sees_an_unchanged_tree_after_a_remount(own_place: MakePlace) -> None:
     """An index written through one mount is valid through the next: git hashes nothing again."""
-    world = place()
+    world = own_place()
 
     def git(top: Path, *command: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", f"safe.directory={top}"]
@@ -75,7 +75,7 @@ def test_git_sees_an_unchanged_tree_after_a_remount(place: MakePlace) -> None:
 
     world.does(story)
     world.umount()
-    again = place()
+    again = own_place()
 
     def look() -> str:
         return git(again.path, "diff-files", "--name-only") + git(again.path, "ls-files", "--others")
@@ -95,9 +95,9 @@ def test_node_ids_are_never_used_again(traffic: Traffic) -> None:
     assert len(set(seen)) == 30
 
 
-def test_an_inode_number_that_is_used_again_serves_the_new_file(place: MakePlace) -> None:
+def test_an_inode_number_that_is_used_again_serves_the_new_file(own_place: MakePlace) -> None:
     """After `rm a; create b` externally, b has its own content, even with a's inode number."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         for number in range(30):
@@ -203,9 +203,9 @@ def _snapshot(top: Path) -> list[tuple[str, tuple[int, ...]]]:
 @pytest.mark.parametrize(
     "how", ["moved away", "replaced by a symlink", "replaced by a directory", "moved with what is above it"]
 )
-def test_a_removed_directory_leads_no_change_outside(place: MakePlace, how: str) -> None:
+def test_a_removed_directory_leads_no_change_outside(own_place: MakePlace, how: str) -> None:
     """A directory that another program moved out of the source is not changed there through any open descriptor."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         (world.source / "above").mkdir()
@@ -229,9 +229,9 @@ def test_a_removed_directory_leads_no_change_outside(place: MakePlace, how: str)
     world.does(story)
 
 
-def test_no_change_follows_a_planted_symlink(place: MakePlace) -> None:
+def test_no_change_follows_a_planted_symlink(own_place: MakePlace) -> None:
     """If a file is replaced by a symlink out of the source, no change reaches the symlink's target."""
-    world = place()
+    world = own_place()
 
     def story(what: str) -> object:
         inside, outside = _away(world, f"dir-{what}")
@@ -250,9 +250,9 @@ def test_no_change_follows_a_planted_symlink(place: MakePlace) -> None:
     assert {what: code for what, code in found.items() if code not in (errno.ESTALE, errno.ENOENT)} == {}
 
 
-def test_no_write_reaches_a_file_whose_directory_was_moved_out(place: MakePlace) -> None:
+def test_no_write_reaches_a_file_whose_directory_was_moved_out(own_place: MakePlace) -> None:
     """A file whose directory was moved out of the source is no longer changed, as soon as the move is detectable."""
-    world = place()
+    world = own_place()
 
     def story(what: str) -> None:
         inside, outside = _away(world, f"dir-{what}")
@@ -272,9 +272,9 @@ def test_no_write_reaches_a_file_whose_directory_was_moved_out(place: MakePlace)
         world.does(story, what)
 
 
-def test_reads_and_writes_do_not_follow_a_planted_symlink(place: MakePlace) -> None:
+def test_reads_and_writes_do_not_follow_a_planted_symlink(own_place: MakePlace) -> None:
     """No content comes in from outside the source, and none goes out."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         victim = world.source.parent / "victim"
@@ -312,9 +312,9 @@ def test_a_fifo_in_place_of_a_file_blocks_no_request(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_directory_that_moves_within_the_source_is_found_again(place: MakePlace) -> None:
+def test_a_directory_that_moves_within_the_source_is_found_again(own_place: MakePlace) -> None:
     """After a move of a directory inside the source by another program, its new name works and its old one is gone."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         (world.source / "dir").mkdir()
@@ -328,9 +328,9 @@ def test_a_directory_that_moves_within_the_source_is_found_again(place: MakePlac
     world.does(story)
 
 
-def test_a_source_that_is_itself_moved_is_still_served(place: MakePlace) -> None:
+def test_a_source_that_is_itself_moved_is_still_served(own_place: MakePlace) -> None:
     """The mount shows a directory, not its path. Moved as a whole, it still serves, and changes reach it."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         (world.path / "dir").mkdir()
@@ -346,9 +346,9 @@ def test_a_source_that_is_itself_moved_is_still_served(place: MakePlace) -> None
     world.does(story)
 
 
-def test_all_names_of_a_hard_link_are_one_file(place: MakePlace) -> None:
+def test_all_names_of_a_hard_link_are_one_file(own_place: MakePlace) -> None:
     """Hard links are one node: a write under one name is read under the other, cached pages included."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         (world.source / "one").write_text("first")
@@ -367,9 +367,9 @@ def test_all_names_of_a_hard_link_are_one_file(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_tree_deeper_than_path_max_can_be_used(place: MakePlace) -> None:
+def test_a_tree_deeper_than_path_max_can_be_used(own_place: MakePlace) -> None:
     """Directories whose paths exceed PATH_MAX are created, filled, listed, renamed in and removed from inside."""
-    world = place()
+    world = own_place()
     name, depth = "d" * 200, 40
 
     def story() -> None:
@@ -400,9 +400,9 @@ def test_a_tree_deeper_than_path_max_can_be_used(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_names_of_255_bytes_and_any_bytes_are_names(place: MakePlace) -> None:
+def test_names_of_255_bytes_and_any_bytes_are_names(own_place: MakePlace) -> None:
     """The mount accepts exactly the names that the file system below accepts."""
-    world = place()
+    world = own_place()
     names = [b"n" * 255, bytes(range(1, 47)), bytes(range(48, 256)), b"\xff" * 255, b"-", b"a..b", b" ", b"\\040"]
 
     def story() -> None:
@@ -489,9 +489,9 @@ def test_a_file_that_is_a_mountpoint_below_is_refused(own_place: MakePlace, sour
         subprocess.run(["umount", source / "file"], check=True)
 
 
-def test_statfs_shows_the_source(place: MakePlace) -> None:
+def test_statfs_shows_the_source(own_place: MakePlace) -> None:
     """df of the mount is df of the source."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         here, there = os.statvfs(world.path), os.statvfs(world.source)
@@ -501,10 +501,10 @@ def test_statfs_shows_the_source(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_two_mounts_of_one_source_show_each_others_new_files(place: MakePlace) -> None:
+def test_two_mounts_of_one_source_show_each_others_new_files(own_place: MakePlace) -> None:
     """One agent finds what the other creates."""
-    one = place()
-    two = place(source=one.source)
+    one = own_place()
+    two = own_place(source=one.source)
 
     def story() -> None:
         for number in itertools.islice(itertools.count(), 5):

@@ -40,9 +40,9 @@ WHY: Final = "user.bonobofs.why"
 
 
 @pytest.mark.parametrize("transport", ["kernel", "portable"])
-def test_a_directory_explains_the_decision_for_a_name(place: MakePlace, transport: str) -> None:
+def test_a_directory_explains_the_decision_for_a_name(own_place: MakePlace, transport: str) -> None:
     """`user.bonobofs.why.NAME` explains the decision about creating or writing NAME. It is never listed or set."""
-    world = place(policy=POLICY, transport=transport)
+    world = own_place(policy=POLICY, transport=transport)
     world.does(os.mkdir, world.source / "notes")
     (world.source / "notes/there.txt").touch()
     for name, code, operation in (
@@ -71,9 +71,9 @@ def _denials(world: Place) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (world.path / ".bonobofs/denials.jsonl").read_text().splitlines()]
 
 
-def test_a_denial_has_the_time_at_which_it_was_made(place: MakePlace) -> None:
+def test_a_denial_has_the_time_at_which_it_was_made(own_place: MakePlace) -> None:
     """UTC, to the millisecond."""
-    world = place(policy='default = "deny"\n')
+    world = own_place(policy='default = "deny"\n')
     before = datetime.now(UTC)
     assert world.does(outcome, (world.path / "new").touch) == errno.EACCES
     stamp = world.does(_denials, world)[-1]["timestamp"]
@@ -99,9 +99,9 @@ def test_the_virtual_directory_is_reachable_by_name_and_lists_its_files(place: M
     world.does(story)
 
 
-def test_tree_walks_do_not_see_the_virtual_directory(place: MakePlace) -> None:
+def test_tree_walks_do_not_see_the_virtual_directory(own_place: MakePlace) -> None:
     """It is not listed, so ls, find, cp, tar and git ignore it."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         at = world.path
@@ -185,9 +185,9 @@ def _appended(path: Path) -> int:
     return fd
 
 
-def test_denials_are_fresh_at_each_open(place: MakePlace) -> None:
+def test_denials_are_fresh_at_each_open(own_place: MakePlace) -> None:
     """The last refusals are readable at once, the newest last, in the one schema."""
-    world = place(policy=POLICY)
+    world = own_place(policy=POLICY)
 
     def story() -> None:
         assert _denials(world) == []
@@ -206,9 +206,9 @@ def test_denials_are_fresh_at_each_open(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_an_open_reader_sees_one_whole_document(place: MakePlace) -> None:
+def test_an_open_reader_sees_one_whole_document(own_place: MakePlace) -> None:
     """A reader that has the file open sees its old content, however many refusals follow."""
-    world = place(policy=POLICY)
+    world = own_place(policy=POLICY)
 
     def story() -> None:
         outcome((world.path / "one").touch)
@@ -224,9 +224,9 @@ def test_an_open_reader_sees_one_whole_document(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_only_the_last_refusals_are_kept(place: MakePlace) -> None:
+def test_only_the_last_refusals_are_kept(own_place: MakePlace) -> None:
     """A program with many refusals fills neither the memory nor the file."""
-    world = place(policy=POLICY)
+    world = own_place(policy=POLICY)
 
     def story() -> None:
         for number in range(150):
@@ -237,9 +237,9 @@ def test_only_the_last_refusals_are_kept(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_whoami_shows_the_agent(place: MakePlace) -> None:
+def test_whoami_shows_the_agent(own_place: MakePlace) -> None:
     """Agent, UUID, team, role, chain, session, source, policy digest and permitted calls, and nothing else."""
-    world = place(policy=POLICY)
+    world = own_place(policy=POLICY)
     who = json.loads(world.does((world.path / ".bonobofs/whoami.json").read_text))
     made = world.session
     assert who == {
@@ -257,9 +257,9 @@ def test_whoami_shows_the_agent(place: MakePlace) -> None:
     }
 
 
-def test_policy_md_shows_what_may_be_written(place: MakePlace) -> None:
+def test_policy_md_shows_what_may_be_written(own_place: MakePlace) -> None:
     """The text is the engine's own description for the role."""
-    world = place(policy=POLICY)
+    world = own_place(policy=POLICY)
     chosen = choose_policy(world.home, Path(world.session.policy.origin))
     text = world.does((world.path / ".bonobofs/policy.md").read_text)
     assert text == describe(chosen.compiled, world.session.role)
@@ -267,9 +267,9 @@ def test_policy_md_shows_what_may_be_written(place: MakePlace) -> None:
     assert ".md" in text
 
 
-def test_a_bonobofs_directory_of_the_source_is_hidden(place: MakePlace) -> None:
+def test_a_bonobofs_directory_of_the_source_is_hidden(own_place: MakePlace) -> None:
     """A `.bonobofs` of the source is not shown, reached or changed under any name."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         own = world.source / ".bonobofs"
@@ -290,8 +290,8 @@ def test_a_bonobofs_directory_of_the_source_is_hidden(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_bonobofs_file_of_the_source_is_hidden(place: MakePlace) -> None:
-    world = place()
+def test_a_bonobofs_file_of_the_source_is_hidden(own_place: MakePlace) -> None:
+    world = own_place()
 
     def story() -> None:
         (world.source / ".bonobofs").write_text("a file")
@@ -307,9 +307,9 @@ def _why(path: Path) -> dict[str, Any]:
     return answer
 
 
-def test_the_attribute_explains_whether_a_path_may_be_written(place: MakePlace) -> None:
+def test_the_attribute_explains_whether_a_path_may_be_written(own_place: MakePlace) -> None:
     """`user.bonobofs.why` of a file or directory is a decision in the one schema, and matches what happens."""
-    world = place(policy=POLICY)
+    world = own_place(policy=POLICY)
 
     def story() -> None:
         (world.source / "notes").mkdir()
@@ -344,9 +344,9 @@ def _append(path: Path) -> None:
         file.write(b"x")
 
 
-def test_the_attribute_is_not_listed_and_asking_is_not_recorded(place: MakePlace) -> None:
+def test_the_attribute_is_not_listed_and_asking_is_not_recorded(own_place: MakePlace) -> None:
     """Programs that copy attributes do not copy it, and reading it is not recorded as a refusal."""
-    world = place(policy=POLICY)
+    world = own_place(policy=POLICY)
 
     def story() -> None:
         (world.source / "file").write_text("content")
@@ -360,11 +360,11 @@ def test_the_attribute_is_not_listed_and_asking_is_not_recorded(place: MakePlace
     assert [entry for entry in world.entries() if entry.result == "denied"] == []
 
 
-def test_the_attribute_cannot_be_set_or_removed(place: MakePlace) -> None:
+def test_the_attribute_cannot_be_set_or_removed(own_place: MakePlace) -> None:
     """The whole namespace is read-only: EPERM, also under a policy that permits everything, and the source is
     unchanged.
     """
-    world = place()
+    world = own_place()
 
     def story() -> None:
         (world.path / "file").touch()
@@ -380,9 +380,9 @@ def test_the_attribute_cannot_be_set_or_removed(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_source_cannot_forge_the_attribute(place: MakePlace) -> None:
+def test_a_source_cannot_forge_the_attribute(own_place: MakePlace) -> None:
     """The mount does not show the source's attribute of that name."""
-    world = place(policy=POLICY)
+    world = own_place(policy=POLICY)
 
     def story() -> None:
         (world.source / "file").touch()
@@ -392,9 +392,9 @@ def test_a_source_cannot_forge_the_attribute(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_value_that_does_not_fit_is_erange(place: MakePlace) -> None:
+def test_a_value_that_does_not_fit_is_erange(own_place: MakePlace) -> None:
     """getxattr with a small buffer is ERANGE; with none it returns the size, as for any attribute."""
-    world = place(policy=POLICY)
+    world = own_place(policy=POLICY)
 
     def story() -> None:
         (world.source / "file").touch()

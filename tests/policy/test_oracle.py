@@ -16,7 +16,7 @@ from tests.policy import oracle
 from tests.policy.random_policies import agents, context, documents, mostly, one_line, requests, tracked
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(documents, agents, requests, context, mostly(st.just([]), tracked) | tracked)
 def test_the_engine_agrees_with_the_oracle(
     document: dict[str, Any], agent: Principal, request: Request, known: Context, paths: list[str]
@@ -45,7 +45,7 @@ def removes(request: Request, known: Context) -> bool:
     return known.leaves or request.operation in (Operation.DELETE_FILE, Operation.RMDIR)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     documents, agents, requests, context, st.integers(0, 12), st.sampled_from([b"#!/bin/s", b"\x7fELF", b"text", b""])
 )
@@ -64,7 +64,7 @@ def test_a_permit_is_valid_for_every_size_up_to_its_limit(
         assert oracle.codes(document, agent, request, later._replace(head=head, mode=0o755)) == set()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(documents, agents, requests, context)
 def test_a_permit_names_the_largest_allowed_size(
     document: dict[str, Any], agent: Principal, request: Request, known: Context

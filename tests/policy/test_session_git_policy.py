@@ -20,7 +20,7 @@ def judge(path: str, operation: Operation = Operation.CREATE_FILE, context: Cont
     return decide(POLICY, ALICE, Request(operation, WorkspacePath(path), Kind.FILE), context)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(documents, agents, requests, context)
 def test_only_paths_below_git_are_decided_differently(
     document: dict[str, Any], agent: Principal, request: Request, known: Context
