@@ -56,6 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         layer = [item for item in items if item.get_closest_marker("root")]
         config.hook.pytest_deselected(items=layer)
         items[:] = [item for item in items if item not in layer]
+    # A long test that begins last would keep one worker busy while the others have ended.
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
 
 
 def pytest_report_header() -> str:
