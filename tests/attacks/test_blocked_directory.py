@@ -64,7 +64,7 @@ def test_a_locked_directory_delays_no_other_invalidation(mounted: Mounted, sourc
         until((world.path / "free" / "c").exists, "the new name is shown")
         began = time.monotonic()
         failed = outcome(lambda: call(directory, "write_file", path="free/d", content="d"))
-        assert (failed, time.monotonic() - began < 5) == (errno.ETIMEDOUT, True)
+        assert (failed, time.monotonic() - began < 20) == (errno.ETIMEDOUT, True)
         assert (source / "free" / "d").read_text() == "d"
         assert call(directory, "whoami")["agent"] == "alice"
     until(lambda: _caches(world) is None, "caches are trusted again")
@@ -103,7 +103,7 @@ def test_more_locked_directories_than_threads_delay_no_other_invalidation(
         until(lambda: not (world.path / "free/a").exists(), "the removal is shown")
         began = time.monotonic()
         failed = outcome(lambda: call(directory, "write_file", path="free/d", content="d"))
-        assert (failed, time.monotonic() - began < 5) == (errno.ETIMEDOUT, True)
+        assert (failed, time.monotonic() - began < 20) == (errno.ETIMEDOUT, True)
         assert call(directory, "whoami")["agent"] == "alice"
         assert waiting(world.pid) == MAX_BLOCKED
     until(lambda: _caches(world) is None, "caches are trusted again")

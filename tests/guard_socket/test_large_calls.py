@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from bonobofs.errors import UsageError
+from bonobofs.files import bounded_reader
 from tests.guard_socket.conftest import Called, CalledMount, answer
 from tests.support.observe import companion_of
-from tests.support.wait import until
+from tests.support.wait import PATIENCE, until
 
 WHOAMI = b'{"call": "whoami"}\n'
 _MB = 1 << 20
@@ -47,7 +48,7 @@ def test_no_pattern_delays_other_callers(alice: Called, pattern: str) -> None:
     began = time.monotonic()
     with pytest.raises(UsageError):
         alice("list_files", pattern=pattern)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_an_overlong_path_is_not_recorded(alice: Called) -> None:
@@ -87,14 +88,14 @@ def test_endless_searches_delay_only_searches(alice: Called) -> None:
         for end in ends:
             end.sendall(SEARCH)
         until(lambda: len(children(companion)) == 2, "two searches run")
-        refused, _, _ = select.select(ends, [], [], 5)
+        refused, _, _ = select.select(ends, [], [], PATIENCE)
         assert "try again" in answer(refused[0])["error"]["message"]
         began = time.monotonic()
         for turn in range(5):
             assert alice("write_file", path="other", content=str(turn))
             assert alice("whoami")["agent"] == "alice"
             assert len(children(companion)) <= 2
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < bounded_reader.SECONDS
         (alice.path / "mine").write_text("the mount goes on")
     finally:
         for end in ends:

@@ -26,7 +26,7 @@ class User(NamedTuple):
 NOBODY: Final = User(65534, 65534)
 ANN: Final = User(21001, 22001, (22009,))
 BEN: Final = User(21002, 22002)
-PATIENCE: Final = 40
+PATIENCE: Final = 100
 """Seconds after which a story is killed."""
 IS_ROOT: Final = os.geteuid() == 0
 

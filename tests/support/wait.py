@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 _T = TypeVar("_T")
-PATIENCE: Final = 20.0
+PATIENCE: Final = 60.0
 """Seconds after which a wait fails; a machine under load may take that long for any step."""
 
 
