@@ -69,9 +69,9 @@ def test_only_accessed_files_cost_memory(own_place: MakePlace, crowd: Path) -> N
     (crowd.parent / "small").rmdir()
 
 
-def test_interleaved_readers_each_see_everything(place: MakePlace) -> None:
+def test_interleaved_readers_each_see_everything(own_place: MakePlace) -> None:
     """Two programs that read one directory alternately both get each entry once."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         expected = {f"{number:04}-{'x' * 100}" for number in range(2000)}
@@ -89,9 +89,9 @@ def test_interleaved_readers_each_see_everything(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_listing_skips_no_entry_while_others_come_and_go(place: MakePlace) -> None:
+def test_a_listing_skips_no_entry_while_others_come_and_go(own_place: MakePlace) -> None:
     """While a directory changes, each remaining entry is read exactly once, as `rm -r` needs."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         names = [f"{number:04}-{'x' * 100}" for number in range(3000)]
@@ -113,9 +113,9 @@ def test_a_listing_skips_no_entry_while_others_come_and_go(place: MakePlace) -> 
     world.does(story)
 
 
-def test_a_large_tree_is_removed_whole(place: MakePlace) -> None:
+def test_a_large_tree_is_removed_whole(own_place: MakePlace) -> None:
     """`rm -rf` of many files in many directories leaves nothing in the source or the mount."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         for directory in range(20):

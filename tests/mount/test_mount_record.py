@@ -105,9 +105,9 @@ def test_every_change_has_an_intent_before_and_an_outcome_after(place: MakePlace
         assert after.seq > intent.seq, what
 
 
-def test_an_intent_is_on_record_when_the_call_returns(place: MakePlace) -> None:
+def test_an_intent_is_on_record_when_the_call_returns(own_place: MakePlace) -> None:
     """No change is visible before its intent is in the trail."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         for number in range(20):
@@ -117,9 +117,9 @@ def test_an_intent_is_on_record_when_the_call_returns(place: MakePlace) -> None:
     world.does(story)
 
 
-def test_a_change_that_fails_below_ends_in_an_error(place: MakePlace) -> None:
+def test_a_change_that_fails_below_ends_in_an_error(own_place: MakePlace) -> None:
     """The outcome of a change that the source refused is an error."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         (world.path / "dir/sub").mkdir(parents=True)
@@ -211,9 +211,9 @@ def test_a_repeated_denial_is_recorded_once_and_counted(own_place: MakePlace) ->
     assert (first.result, first.code, first.governance) == (again.result, again.code, again.governance)
 
 
-def test_three_denials_are_an_alert_once(place: MakePlace) -> None:
+def test_three_denials_are_an_alert_once(own_place: MakePlace) -> None:
     """The third refusal in five minutes raises an alert. Later ones, and git's optional locks, do not."""
-    world = place(policy=DENY)
+    world = own_place(policy=DENY)
 
     def story(names: list[str], answer: int = errno.EACCES) -> None:
         for name in names:
@@ -232,9 +232,9 @@ def test_three_denials_are_an_alert_once(place: MakePlace) -> None:
     assert alert.path == "three"
 
 
-def test_an_attempt_to_leave_the_workspace_is_an_alert(place: MakePlace) -> None:
+def test_an_attempt_to_leave_the_workspace_is_an_alert(own_place: MakePlace) -> None:
     """A symlink that leads out is refused and raises an alert."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         assert outcome((world.path / "link").symlink_to, "/etc/passwd") == errno.EPERM
@@ -256,9 +256,9 @@ def test_the_record_verifies_and_is_closed(place: MakePlace) -> None:
     assert (last.kind, last.operation) == ("event", "close")
 
 
-def test_the_mount_is_the_first_entry(place: MakePlace) -> None:
+def test_the_mount_is_the_first_entry(own_place: MakePlace) -> None:
     """The entry has source, mountpoint, role and policy."""
-    world = place()
+    world = own_place()
     first = _now(world)[0]
     assert (first.kind, first.operation) == ("event", "mount")
     assert first.details["source"] == str(world.source)
@@ -267,9 +267,9 @@ def test_the_mount_is_the_first_entry(place: MakePlace) -> None:
 
 
 @pytest.mark.alone
-def test_a_request_to_close_the_batches_is_answered_at_once(place: MakePlace) -> None:
+def test_a_request_to_close_the_batches_is_answered_at_once(own_place: MakePlace) -> None:
     """Audit commands have servers close their batches, and wait only for that."""
-    world = place()
+    world = own_place()
     world.does((world.path / "file").write_text, "content")
     start = time.monotonic()
     session.flush_servers(world.home)
@@ -277,9 +277,9 @@ def test_a_request_to_close_the_batches_is_answered_at_once(place: MakePlace) ->
     assert [entry for entry in _of(_now(world), "file") if entry.kind == "outcome" and entry.bytes]
 
 
-def test_the_head_names_the_last_entry_on_request(place: MakePlace) -> None:
+def test_the_head_names_the_last_entry_on_request(own_place: MakePlace) -> None:
     """The head file is at most a second old. On request it names the last entry."""
-    world = place()
+    world = own_place()
     world.does((world.path / "file").write_text, "content")
     os.kill(world.pid, signal.SIGUSR1)
 
@@ -322,9 +322,9 @@ def test_an_unwritable_trail_stops_changes_and_not_reads(own_place: MakePlace) -
     assert bonobofs("audit", "verify").returncode == 0
 
 
-def test_the_record_keeps_the_order_of_changes_of_a_file(place: MakePlace) -> None:
+def test_the_record_keeps_the_order_of_changes_of_a_file(own_place: MakePlace) -> None:
     """Two programs change the same names; the record has the changes in the order in which they took effect."""
-    world = place()
+    world = own_place()
 
     def story() -> None:
         children = []

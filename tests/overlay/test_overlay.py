@@ -46,9 +46,14 @@ def _fill(source: Path) -> None:
     (source / "closed").mkdir()
 
 
+FOR_BOTH: Final = pytest.mark.parametrize("world", ["own_place", "ordinary_place"], indirect=True)
+"""The user of the server decides what it may copy."""
+
+
 @pytest.fixture
-def world(place: MakePlace) -> Place:
-    made = place(policy=POLICY)
+def world(request: pytest.FixtureRequest) -> Place:
+    make: MakePlace = request.getfixturevalue(getattr(request, "param", "own_place"))
+    made = make(policy=POLICY)
     made.does(_fill, made.source)
     return made
 
@@ -73,6 +78,7 @@ def _held(world: Place) -> set[tuple[str, str]]:
     return {(kind, path) for kind, _, path in (line.split("\t") for line in lines)}
 
 
+@FOR_BOTH
 def test_new_scratch_files_are_created_and_changed(world: Place, expect_unchanged: ExpectUnchanged) -> None:
     """Files, directories, symlinks, FIFOs and hard links work as on any file system."""
 
@@ -106,6 +112,7 @@ def test_new_scratch_files_are_created_and_changed(world: Place, expect_unchange
     expect_unchanged(story)
 
 
+@FOR_BOTH
 def test_a_file_of_the_source_is_copied_up_before_a_change(world: Place, expect_unchanged: ExpectUnchanged) -> None:
     """Writes, truncations, appends and attributes: the mount shows the change, and the source does not have it."""
 
@@ -143,6 +150,7 @@ def test_a_file_of_the_source_is_copied_up_before_a_change(world: Place, expect_
     expect_unchanged(story)
 
 
+@FOR_BOTH
 def test_a_name_of_the_source_can_be_removed_and_created_again(world: Place, expect_unchanged: ExpectUnchanged) -> None:
     """A removed name is hidden, also in listings. A new directory in its place shows nothing of the old one."""
 
@@ -192,6 +200,7 @@ def test_a_removed_file_that_is_open_can_still_be_written(world: Place, expect_u
     expect_unchanged(story)
 
 
+@FOR_BOTH
 def test_renames_within_scratch(world: Place, expect_unchanged: ExpectUnchanged) -> None:
     """Files of both layers over files of both layers; upper directories; RENAME_EXCHANGE and RENAME_NOREPLACE."""
 

@@ -24,8 +24,8 @@ paths = ["notes/"]
 
 
 @pytest.fixture
-def world(place: MakePlace) -> Place:
-    made = place(policy=POLICY)
+def world(own_place: MakePlace) -> Place:
+    made = own_place(policy=POLICY)
     made.does(_fill, made.source)
     return made
 

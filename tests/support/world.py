@@ -66,6 +66,9 @@ def wait_for_mount(mountpoint: Path) -> None:
 class OrdinaryUser:
     """A user without rights, with a directory of its own: another one where the tests run as root, else this one."""
 
+    _python = ""
+    """Found once, because the search starts interpreters."""
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._ids: dict[str, Any] = {}
@@ -80,7 +83,9 @@ class OrdinaryUser:
             "PATH": os.environ["PATH"],
             "PYTHONPATH": self.packages,
         }
-        self.python = self._find_python()
+        if not OrdinaryUser._python:
+            OrdinaryUser._python = self._find_python()
+        self.python = OrdinaryUser._python
 
     def run(self, *command: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run a program as this user, in its directory."""
