@@ -4,11 +4,13 @@ bits apply.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 import struct
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,17 +47,20 @@ def _all(top: Path) -> dict[str, tuple[int, int, str]]:
     return {path.name: _said(path) for path in sorted(top.iterdir())}
 
 
-@pytest.mark.parametrize("user", [ANN, BEN], ids=["ann", "ben"])
-@pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])
-def test_new_files_belong_to_their_caller(commons: MakeCommons, user: User, umask: int) -> None:
+def test_new_files_belong_to_their_caller(commons: MakeCommons) -> None:
     """Files, directories, FIFOs and symlinks get the caller's user, group and umask."""
 
-    def story(top: Path) -> object:
-        run_in_child(_make_all, top, umask, user=user)
-        return _all(top)
+    def story(top: Path, user: User, umask: int) -> object:
+        inner = top / f"{user.uid}-{umask}"
+        inner.mkdir()
+        inner.chmod(0o777)
+        run_in_child(_make_all, inner, umask, user=user)
+        return _all(inner)
 
-    made: Any = commons().alike(story)
-    assert {(uid, gid) for uid, gid, _ in made.values()} == {(user.uid, user.gid)}
+    place = commons()
+    for user, umask in itertools.product((ANN, BEN), (0o022, 0o077, 0o000)):
+        made: Any = place.alike(partial(story, user=user, umask=umask))
+        assert {(uid, gid) for uid, gid, _ in made.values()} == {(user.uid, user.gid)}
 
 
 def test_alternating_callers_each_own_their_files(commons: MakeCommons) -> None:
@@ -205,12 +210,11 @@ def test_acls_apply(commons: MakeCommons) -> None:
     assert found[2] == [7, 13]
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_default_acls_take_the_umasks_place(commons: MakeCommons, umask: int) -> None:
+def test_default_acls_take_the_umasks_place(commons: MakeCommons) -> None:
     """New files in a directory with a default ACL get that ACL. The umask has no effect."""
 
-    def story(top: Path) -> object:
-        inner = top / "inner"
+    def story(top: Path, umask: int) -> object:
+        inner = top / f"{umask}"
         inner.mkdir()
         inner.chmod(0o777)
         os.setxattr(inner, "system.posix_acl_default", DEFAULT)
@@ -222,8 +226,10 @@ def test_default_acls_take_the_umasks_place(commons: MakeCommons, umask: int) ->
         }
         return _all(inner), acls
 
-    made: Any = commons().alike(story)
-    assert made[0]["dir"][2] == "drwxrw----"
+    place = commons()
+    for umask in (0o022, 0o077):
+        made: Any = place.alike(partial(story, umask=umask))
+        assert made[0]["dir"][2] == "drwxrw----"
 
 
 def test_chmod_by_a_caller_outside_the_group_clears_set_gid(commons: MakeCommons) -> None:
@@ -274,18 +280,17 @@ def _copied(fd: int) -> None:
     os.close(source)
 
 
-@pytest.mark.parametrize("mode", [0o6777, 0o2777, 0o4755], ids=oct)
-def test_set_id_bits_are_cleared_as_on_a_local_file_system(commons: MakeCommons, mode: int) -> None:
+def test_set_id_bits_are_cleared_as_on_a_local_file_system(commons: MakeCommons) -> None:
     """A write, truncation or chown by an ordinary user clears set-user-id and set-group-id; one by root does not."""
 
-    def story(top: Path) -> object:
+    def story(top: Path, mode: int) -> object:
         (top / "file").write_text("content")
         (top / "file").chmod(0o644)
         os.chdir(top)
         found = {}
         for what, change in WRITING.items():
             for user in (ANN, BEN, None):
-                file = top / f"{what} {user}"
+                file = top / f"{what} {user} {mode}"
                 file.write_text("long content")
                 os.chown(file, ANN.uid, ANN.gid)
                 file.chmod(mode)
@@ -294,8 +299,10 @@ def test_set_id_bits_are_cleared_as_on_a_local_file_system(commons: MakeCommons,
         os.chdir("/")
         return found
 
-    found: Any = commons().alike(story)
-    assert found[f"write by {ANN}"][1][2].lower().count("s") < 2
+    place = commons()
+    for mode in (0o6777, 0o2777, 0o4755):
+        found: Any = place.alike(partial(story, mode=mode))
+        assert found[f"write by {ANN}"][1][2].lower().count("s") < 2
 
 
 def test_a_write_by_others_clears_the_set_id_bits_that_they_see(commons: MakeCommons) -> None:
