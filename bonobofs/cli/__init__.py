@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import shlex
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -44,9 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("bonobofs"):
             raise
+        from shlex import quote  # noqa: PLC0415
+
         _print_error(
             f"the Python package {error.name} is not installed; install bonobofs and its packages: "
-            f"python3 -m venv ~/.bonobofs && ~/.bonobofs/bin/pip install {shlex.quote(str(_CHECKOUT))}, "
+            f"python3 -m venv ~/.bonobofs && ~/.bonobofs/bin/pip install {quote(str(_CHECKOUT))}, "
             "then run ~/.bonobofs/bin/bonobofs"
         )
         return 1
@@ -71,6 +71,8 @@ def _print_error(message: str) -> None:
 
 def _write_diagnostic() -> str:
     """Append the traceback to bonobofs.log, and say where it is."""
+    import traceback  # noqa: PLC0415
+
     from bonobofs.state.home import home  # noqa: PLC0415
 
     try:

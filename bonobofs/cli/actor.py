@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -17,7 +16,9 @@ from bonobofs.policy.presets import PRESETS
 
 def close_names(name: str, choices: Iterable[str]) -> list[str]:
     """Return at most three known names that look like a misspelling of the name, the nearest first."""
-    return difflib.get_close_matches(name, sorted(set(choices)), n=3, cutoff=0.6)
+    from difflib import get_close_matches  # noqa: PLC0415 - only a mistake needs it
+
+    return get_close_matches(name, sorted(set(choices)), n=3, cutoff=0.6)
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -38,13 +39,12 @@ def check_agent(home: Path, agent: str | None, *, new: bool | None = None) -> No
     """
     if agent is None or new:
         return
-    from bonobofs.state import agent_registry  # noqa: PLC0415 - loads SQLAlchemy, which `umount` does not need
-    from bonobofs.state.database import Database  # noqa: PLC0415
+    from bonobofs.state import session_rows  # noqa: PLC0415 - the database, which `umount` does not need
 
-    with Database.open(home) as database:
-        if agent_registry.find(database, agent) is not None:
-            return
-        labels = [one.label for one in agent_registry.list_agents(database)]
+    with session_rows.open_queries(home) as database:
+        labels = session_rows.labels(database, agent)
+    if labels is None:
+        return
     if labels or new is None:
         remedy = f"bonobofs agent add {agent}" if new is None else "--new"
         choices = nearest(agent, labels)

@@ -8,8 +8,6 @@ from bonobofs import session
 from bonobofs.cli.options import Argument, Group, Option
 from bonobofs.cli.output import listing, note, say
 from bonobofs.errors import UsageError
-from bonobofs.state import agent_registry
-from bonobofs.state.database import Database
 
 agent_app = Group(help="Register agents and their roles.")
 team_app = Group(help="Register teams.")
@@ -34,16 +32,16 @@ def add_agent(
       bonobofs agent add alice --team red --role impl
       bonobofs agent add bob --role control --role impl
     """
-    with Database.open(session.home()) as database:
-        stored = agent_registry.add(database, name, team=team, roles=role or ())
+    with session.Database.open(session.home()) as database:
+        stored = session.agent_registry.add(database, name, team=team, roles=role or ())
     say(f"{stored.label} is {stored.id}")
 
 
 @agent_app.command("list")
 def list_agents(removed: Removed = False, json: Json = False) -> None:
     """List the agents."""
-    with Database.open(session.home()) as database:
-        entries = agent_registry.list_agents(database, removed=removed)
+    with session.Database.open(session.home()) as database:
+        entries = session.agent_registry.list_agents(database, removed=removed)
     rows = [
         (entry.label, entry.team or "-", entry.role or "-", ", ".join(entry.roles) or "every", entry.id, _until(entry))
         for entry in entries
@@ -70,8 +68,8 @@ def change_agent(
     if team is None and not role:
         raise UsageError("nothing to change; give --team T or --role R")
     home = session.home()
-    with Database.open(home) as database:
-        stored = agent_registry.change(database, agent, team=team, roles=role or ())
+    with session.Database.open(home) as database:
+        stored = session.agent_registry.change(database, agent, team=team, roles=role or ())
     say(f"{stored.label}: team {stored.team or '-'}, may mount as {', '.join(stored.roles) or 'every role'}")
     for entry in session.statuses(home):
         if entry.state in session.SERVED and entry.session.agent_id == stored.id and role:
@@ -85,24 +83,24 @@ def remove_agent(agent: Annotated[str, Argument(metavar="NAME", help="Label or U
 
     Its records keep its name.
     """
-    with Database.open(session.home()) as database:
-        former = agent_registry.remove(database, agent)
+    with session.Database.open(session.home()) as database:
+        former = session.agent_registry.remove(database, agent)
     say(f"{former.label} ({former.id}) was removed")
 
 
 @team_app.command("add")
 def add_team(name: Annotated[str, Argument(metavar="NAME", help="Its label.")]) -> None:
     """Register a team."""
-    with Database.open(session.home()) as database:
-        stored = agent_registry.add_team(database, name)
+    with session.Database.open(session.home()) as database:
+        stored = session.agent_registry.add_team(database, name)
     say(f"{stored.label} is {stored.id}")
 
 
 @team_app.command("list")
 def list_teams(removed: Removed = False, json: Json = False) -> None:
     """List the teams."""
-    with Database.open(session.home()) as database:
-        entries = agent_registry.list_teams(database, removed=removed)
+    with session.Database.open(session.home()) as database:
+        entries = session.agent_registry.list_teams(database, removed=removed)
     rows = [(entry.label, entry.id, _until(entry)) for entry in entries]
     heading = ("TEAM", "IDENTITY", "REMOVED")
     listing(list(map(_plain, entries)), heading, rows, "no teams; add one: bonobofs team add NAME", json=json)
@@ -111,15 +109,15 @@ def list_teams(removed: Removed = False, json: Json = False) -> None:
 @team_app.command("remove")
 def remove_team(team: Annotated[str, Argument(metavar="NAME", help="Label or UUID of a team.")]) -> None:
     """Remove a team that has no agents."""
-    with Database.open(session.home()) as database:
-        former = agent_registry.remove_team(database, team)
+    with session.Database.open(session.home()) as database:
+        former = session.agent_registry.remove_team(database, team)
     say(f"{former.label} ({former.id}) was removed")
 
 
-def _until(entry: agent_registry.Agent | agent_registry.Team) -> str:
+def _until(entry: session.agent_registry.Agent | session.agent_registry.Team) -> str:
     return "-" if entry.removed is None else entry.removed.isoformat(timespec="seconds")
 
 
-def _plain(entry: agent_registry.Agent | agent_registry.Team) -> dict[str, Any]:
+def _plain(entry: session.agent_registry.Agent | session.agent_registry.Team) -> dict[str, Any]:
     removed = None if entry.removed is None else entry.removed.isoformat()
     return {**entry._asdict(), "created": entry.created.isoformat(), "removed": removed}

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Final, NamedTuple
 
 import bonobofs
-from bonobofs.cli.options import HELP, Command, Group, command_name, group_help
+from bonobofs.cli.options import HELP, Command, Group, command_name, print_help
 
 
 class _TreeEntry(NamedTuple):
@@ -71,11 +71,10 @@ Examples:
   bonobofs umount ~/work                           unmount
 
 Exit status: 0 done, 1 failed, 2 usage, 77 refused by policy."""
-_OPTIONS: Final = (
-    ("--version", "Print the version and exit."),
-    ("--install-completion [SHELL]", "Install completion for bash, zsh or fish. Default: the shell in SHELL."),
-    ("--show-completion [SHELL]", "Print the script of the completion."),
-)
+_OPTIONS: Final = {
+    "--version": "Print the version and exit.",
+    "--show-completion": "Print the completion for bash, zsh or fish; it follows, else the shell in SHELL.",
+}
 COMPLETE: Final = "_BONOBOFS_COMPLETE"
 """Variable with which the shells' scripts ask for completions."""
 
@@ -94,12 +93,15 @@ def _member(name: str) -> Command | Group:
 def invoke(arguments: list[str]) -> int:
     """Run the command that the arguments name, and return its exit status. UsageError: they name none."""
     first = arguments[0]
-    if COMPLETE in os.environ or first in ("--install-completion", "--show-completion"):
+    if COMPLETE in os.environ or first == "--show-completion":
         from bonobofs.cli import completion  # noqa: PLC0415 - few invocations complete a command
 
-        return completion.run(arguments, members, [name for name, _ in _OPTIONS])
+        print(
+            completion.script(arguments[1:]) if COMPLETE not in os.environ else completion.words(arguments, members())
+        )
+        return 0
     if first in HELP:
-        print(group_help("bonobofs", _HELP, {name: each.summary for name, each in _TREE.items()}, _OPTIONS))
+        print_help("bonobofs", _HELP, {name: each.summary for name, each in _TREE.items()}, _OPTIONS)
         return 0
     if first == "--version":
         print(f"bonobofs {bonobofs.__version__}")

@@ -106,6 +106,7 @@ def _kernel() -> Iterator[Check]:
     remedy = f"only the portable transport serves here; the kernel's own needs Linux {oldest} or later"
     yield _check("kernel", missing, f"Linux {release}", remedy)
     yield Check("python", Verdict.OK, f"{platform.python_version()}, {sys.executable}")
+    yield Check("build", Verdict.OK, launcher.build())
     absent = launcher.lacks_portable()
     state, remedy = f"mfusepy, {syscalls.libfuse()}", f"--transport portable {absent}"
     yield _check("portable", absent and "cannot be used", state, remedy, needed=bool(missing))

@@ -16,8 +16,6 @@ from bonobofs.errors import UsageError
 from bonobofs.ipc.client import call
 from bonobofs.policy.lease_limits import seconds_of
 from bonobofs.policy.presets import choragen_import
-from bonobofs.session import lease_service
-from bonobofs.session.lease_service import HolderOption, LeaseTerms, as_document
 from bonobofs.system import mounts
 
 app = Group(help="Acquire, extend, release and list leases.")
@@ -58,7 +56,7 @@ def acquire(
     """
     if all_workspaces and workspace is not None:
         raise UsageError("--workspace and --all-workspaces are mutually exclusive")
-    holder, seconds = HolderOption(agent, chain), _seconds(duration)
+    holder, seconds = session.lease_service.HolderOption(agent, chain), _seconds(duration)
     with waiting("waiting for the live sessions"):
         lease = _by_the_session(
             holder,
@@ -68,12 +66,14 @@ def acquire(
             seconds=seconds,
             reason=reason,
             workspace="every" if all_workspaces else workspace and os.path.realpath(workspace),
-        ) or as_document(
-            lease_service.acquire(
+        ) or session.lease_service.as_document(
+            session.lease_service.acquire(
                 session.home(),
                 holder,
                 patterns,
-                LeaseTerms(shared, seconds, reason, _workspace(workspace, all_workspaces=all_workspaces)),
+                session.lease_service.LeaseTerms(
+                    shared, seconds, reason, _workspace(workspace, all_workspaces=all_workspaces)
+                ),
             )
         )
     say(f"{lease['id']} until {_moment(lease['until'])}")
@@ -89,9 +89,9 @@ def extend(
     Example:
       bonobofs lease extend --chain CHAIN-001 --for 24h
     """
-    holder, seconds = HolderOption(agent, chain), _seconds(duration)
-    extended = _by_the_session(holder, "extend", lease=lease, seconds=seconds) or as_document(
-        lease_service.extend(session.home(), holder, lease, seconds)
+    holder, seconds = session.lease_service.HolderOption(agent, chain), _seconds(duration)
+    extended = _by_the_session(holder, "extend", lease=lease, seconds=seconds) or session.lease_service.as_document(
+        session.lease_service.extend(session.home(), holder, lease, seconds)
     )
     say(f"{extended['id']} until {_moment(extended['until'])}")
 
@@ -105,10 +105,10 @@ def release(lease: LeaseArgument = None, agent: AgentOption = None, chain: Chain
       bonobofs lease release --chain CHAIN-001
       bonobofs lease release 0b4f8a52-6a6e-4e55-9c7e-0b6f0b6d6d10     as the operator, any holder's
     """
-    holder = HolderOption(agent, chain)
+    holder = session.lease_service.HolderOption(agent, chain)
     with waiting("waiting for the live sessions"):
-        released = _by_the_session(holder, "release", lease=lease) or as_document(
-            lease_service.release(session.home(), holder, lease)
+        released = _by_the_session(holder, "release", lease=lease) or session.lease_service.as_document(
+            session.lease_service.release(session.home(), holder, lease)
         )
     say(f"{released['id']} is released")
 
@@ -116,7 +116,7 @@ def release(lease: LeaseArgument = None, agent: AgentOption = None, chain: Chain
 @app.command("list")
 def list_(json: Annotated[bool, Option("--json", help="One JSON document: a list.")] = False) -> None:
     """List the leases in effect."""
-    current = lease_service.list_leases(session.home())
+    current = session.lease_service.list_leases(session.home())
     rows = [
         (
             str(each.holder),
@@ -130,7 +130,7 @@ def list_(json: Annotated[bool, Option("--json", help="One JSON document: a list
         for each in current
     ]
     heading = ("HOLDER", "KIND", "PATTERNS", "SOURCE", "UNTIL", "REASON", "LEASE")
-    listing(list(map(as_document, current)), heading, rows, "nothing is leased", json=json)
+    listing(list(map(session.lease_service.as_document, current)), heading, rows, "nothing is leased", json=json)
 
 
 @app.command("import")
@@ -149,9 +149,9 @@ def import_(
         raise UsageError("a session acquires no leases for other chains; run this outside of the mount")
     script = choragen_import()
     locks, lost = script.read_locks(script.text_of(file), datetime.now(UTC))
-    acquired, refused = lease_service.import_locks(
+    acquired, refused = session.lease_service.import_locks(
         session.home(),
-        list(starmap(lease_service.ImportedLock, locks)),
+        list(starmap(session.lease_service.ImportedLock, locks)),
         _workspace(workspace, all_workspaces=all_workspaces),
     )
     for each in acquired:
@@ -174,14 +174,14 @@ def _workspace(directory: Path | None, *, all_workspaces: bool) -> Path | None:
         return None
     if directory is not None:
         return Path(os.path.realpath(directory))
-    return lease_service.workspace_around(session.home(), Path.cwd())
+    return session.lease_service.workspace_around(session.home(), Path.cwd())
 
 
 def _moment(when: str) -> str:
     return datetime.fromisoformat(when).isoformat(timespec="seconds")
 
 
-def _by_the_session(holder: HolderOption, verb: str, **arguments: Any) -> dict[str, Any] | None:
+def _by_the_session(holder: session.lease_service.HolderOption, verb: str, **arguments: Any) -> dict[str, Any] | None:
     """Call the session of the mount around the working directory; None outside a mount.
 
     In a mount, a person acts as its agent, as every program does. The session refuses other holders.
@@ -190,7 +190,7 @@ def _by_the_session(holder: HolderOption, verb: str, **arguments: Any) -> dict[s
     own_session = session.callable_session(session.home(), here)
     if own_session is None:
         mount = mounts.mount_around(here)
-        if mount is not None and holder == HolderOption():
+        if mount is not None and holder == session.lease_service.HolderOption():
             raise UsageError(
                 f"the session of {mount.mountpoint} does not let this user call it, so a lease from here would not "
                 "bind it; run this as its operator, have root mount with --user, or name --agent or --chain"

@@ -155,7 +155,8 @@ def umount(
 def _print_mounted(mounted: session.MountedSession) -> None:
     record = mounted.session
     say(f"{record.source} on {record.mountpoint} for {record.agent}, role {record.role}")
-    say(f"policy {record.policy.origin} ({mounted.why}), transport {record.transport}, session {record.session}")
+    served = f"transport {record.transport}, {session.build()}"
+    say(f"policy {record.policy.origin} ({mounted.why}), {served}, session {record.session}")
     where = shlex.quote(record.mountpoint or "")
     say(f"work there: cd {where}, or bonobofs shell {where} for git, issues and leases")
     say(f"rules: {where}/.bonobofs/policy.md; for one path: bonobofs why PATH; end: bonobofs umount {where}")

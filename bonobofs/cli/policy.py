@@ -14,13 +14,9 @@ from bonobofs.cli.actor import check_role
 from bonobofs.cli.options import Argument, Group, Option
 from bonobofs.cli.output import document, note, progress, say
 from bonobofs.errors import PolicyError, UsageError
-from bonobofs.policy import examples
 from bonobofs.policy.decision import Denied
-from bonobofs.policy.document import AuditTable, load, located, parse
 from bonobofs.policy.engine import describe
-from bonobofs.policy.examples import warnings
 from bonobofs.policy.presets import PRESETS, choragen_import, preset_file
-from bonobofs.session.project_policy import write_policy
 
 if TYPE_CHECKING:
     from bonobofs.audit.replay import Occurrences, TriedChange
@@ -49,14 +45,15 @@ def check(file: FileOrPreset, json: JsonOption = False) -> int:
     """
     path, mistakes, remarks, rules = _file_of(file), list[str](), list[str](), 0
     try:
-        policy = load(path)
-        plain = policy.model_dump(mode="json")
+        plain = session.policy_document.load(path).model_dump(mode="json")
         rules = len(plain["rule"])
-        found = warnings(plain)
-        if policy.audit != AuditTable() and (ignored := session.note_on_audit(session.home(), path, policy)):
+        found = session.policy_examples.warnings(plain)
+        if ignored := session.note_on_audit(session.home(), path, plain):
             found.append((("audit",), ignored))
         text = path.read_text(encoding="utf-8")
-        remarks = [f"{path}:{line}: warning: {problem}" for line, problem in located(text, found)]
+        remarks = [
+            f"{path}:{line}: warning: {problem}" for line, problem in session.policy_document.located(text, found)
+        ]
     except PolicyError as error:
         mistakes = list(error.problems or (str(error),))
     if json:
@@ -84,8 +81,8 @@ def test(
       bonobofs policy test ./policy.toml
     """
     origin = _file_of(file) if file is not None else session.choose_policy(session.home(), None).file
-    plain = load(origin).model_dump(mode="json")
-    failures, tried = examples.failures(plain), examples.count(plain)
+    plain = session.policy_document.load(origin).model_dump(mode="json")
+    failures, tried = session.policy_examples.failures(plain), session.policy_examples.count(plain)
     if json:
         document({"file": str(origin), "examples": tried, "failures": failures})
         return 1 if failures else 0
@@ -109,7 +106,7 @@ def import_(
     """
     script = choragen_import()
     text, lost = script.read_governance(script.text_of(file))
-    parse(text, str(file))
+    session.policy_document.parse(text, str(file))
     print(text, end="")
     for line in lost:
         note(f"{file}: {line}")
@@ -174,7 +171,7 @@ def init(
     Example:
       bonobofs init ~/src/app
     """
-    written = write_policy(session.home(), source, force=force)
+    written = session.project_policy.write_policy(session.home(), source, force=force)
     project, file = written.project, shlex.quote(str(written.file))
     workspace = shlex.quote(str(project.source))
     commands = [
@@ -230,7 +227,7 @@ def propose(
     text = f'extends = "{preset}"\n' if is_new else Path(origin).read_text(encoding="utf-8")
     name = "policy.toml" if is_new else Path(origin).name
     place = f"preset:{preset}" if is_new else os.path.realpath(origin)
-    tried = _tried(of_session, since, parse(text, name).default_role, place)
+    tried = _tried(of_session, since, session.policy_document.parse(text, name).default_role, place)
     made = make(text, name, tried, is_new=is_new)
     if json:
         left = [{**change._asdict(), "code": denied.code, "rule": denied.rule} for change, denied in made.left]
@@ -267,7 +264,7 @@ def diff(
     from bonobofs.audit import replay as replays  # noqa: PLC0415 - loads the engine
     from bonobofs.policy.compiled import compile_policy  # noqa: PLC0415
 
-    files = [load(_file_of(each)) for each in (before, after)]
+    files = [session.policy_document.load(_file_of(each)) for each in (before, after)]
     old, new = (compile_policy({**file.model_dump(mode="json"), "observe": False}) for file in files)
     if not replay:
         shown = (describe(each, role or files[1].default_role).splitlines() for each in (old, new))

@@ -11,7 +11,6 @@ from bonobofs import session
 from bonobofs.cli.actor import check_agent, check_role, policy_path
 from bonobofs.cli.options import Argument, Group, Option
 from bonobofs.cli.output import document, note, say, table, waiting
-from bonobofs.session import worktrees
 
 app = Group(help="Make and remove a work tree and branch of an agent for an issue.")
 
@@ -47,7 +46,7 @@ def add(
       bonobofs worktree add --issue gt-18 --agent bob --role lead --depends-on gt-17
     """
     home = session.home()
-    request = worktrees.WorktreeRequest(
+    request = session.worktrees.WorktreeRequest(
         Path(os.path.abspath(repository)),
         issue,
         agent,
@@ -60,7 +59,7 @@ def add(
     if role is not None:
         check_role(role, session.choose_policy(home, request.policy, request.repository))
     with waiting(f"making a worktree for {issue}"):
-        added = worktrees.add(home, request)
+        added = session.worktrees.add(home, request)
     say(str(added.work))
     note(f"branch {added.worktree.branch} of {added.worktree.repository}, for {added.worktree.agent}")
     for text in added.mounted.notes if added.mounted is not None else ("The worktree was already mounted.",):
@@ -77,7 +76,7 @@ def listed(
     Example:
       bonobofs worktree list
     """
-    found = worktrees.statuses(session.home())
+    found = session.worktrees.statuses(session.home())
     if json:
         document([{**dataclasses.asdict(one.worktree), "work": str(one.work), "mounted": one.mounted} for one in found])
         return
@@ -106,7 +105,7 @@ def remove(
     """
     home = session.home()
     with waiting(f"removing the worktree {worktree}"):
-        removed = worktrees.remove(home, worktree)
+        removed = session.worktrees.remove(home, worktree)
     say(f"{removed.worktree.issue}: removed; its branch {removed.worktree.branch} stays")
     if removed.kept is not None:
         say(f"kept in {removed.kept}:")

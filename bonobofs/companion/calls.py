@@ -33,6 +33,7 @@ from bonobofs.policy.lease_limits import DEFAULT_MAX, check_lease, longest_lease
 from bonobofs.policy.request import Context, Operation, PlannedChange, Request, WorkspacePath
 from bonobofs.sandbox.network_list import operator_list
 from bonobofs.state.home import EGRESS_KEY, GUARD_SOCKET, inside_directory, session_directory
+from bonobofs.state.session_rows import Holder
 from bonobofs.state.sessions import read_live
 
 _MARKS: Final = ("mark", "hook")
@@ -125,7 +126,7 @@ def _refused(session: SessionContext, key: str, refusals: list[Any]) -> Any:
 
 
 if TYPE_CHECKING:
-    from bonobofs.state.leases import Holder, Lease
+    from bonobofs.state.leases import Lease
 
 _MAX_CLAIM: Final = 200
 _MAX_PATH: Final = 4096
@@ -200,7 +201,7 @@ def _why(
     new_path = None if to is None else _path(session, to)
     parsed = None if operation is None else operation_of(operation)
     change = PlannedChange(_path(session, path), parsed, size, new_path, role)
-    from bonobofs.session.explanation import explain_in  # noqa: PLC0415 - most sessions need no explanation
+    from bonobofs.session.files_explanation import explain_in  # noqa: PLC0415 - most sessions need no explanation
 
     root = Path(session.session.mountpoint or session.session.source)
     return explain_in(root, root, change, session.guard.explain)
@@ -316,8 +317,6 @@ def _record_lease(session: SessionContext, operation: str, lease: Lease) -> Any:
 
 
 def _holder(session: SessionContext) -> Holder:
-    from bonobofs.state.leases import Holder  # noqa: PLC0415 - as above
-
     return Holder(session.session.agent, session.session.agent_id, session.session.chain)
 
 

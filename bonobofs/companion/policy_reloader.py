@@ -63,7 +63,7 @@ class PolicyReloader:
 
         self._loaded = self._seen = self._fingerprint()
         try:
-            chosen = registration.load_policy(self._file, self._source)
+            chosen = registration.load_policy(self._home, self._file, self._source)
             if self._observe:
                 chosen = chosen.observing()
             # The new [[scratch]] may match other files that git tracks.

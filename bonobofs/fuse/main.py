@@ -17,12 +17,13 @@ def main() -> int:
     """Serve the mount that standard input describes; the exit status."""
     config = SessionConfig.from_json(sys.stdin.read())
     os.chdir("/")
-    os.umask(0o077)
     syscalls.forbid_tracing()
     syscalls.raise_limit()
     start = start_server(config)
     from bonobofs.fuse.server import serve  # noqa: PLC0415 - after the start of the companion
 
+    # After the imports: a __pycache__ that they create must serve other users too.
+    os.umask(0o077)
     return serve(config, start)
 
 

@@ -9,9 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from bonobofs.audit import report as audit_report
+    from bonobofs.audit import verify as audit_verify
     from bonobofs.git.session_repository import all_kept
+    from bonobofs.policy import document as policy_document
+    from bonobofs.policy import examples as policy_examples
+    from bonobofs.session import lease_service, project_policy, worktrees
     from bonobofs.session.agent_shell import enter_shell
-    from bonobofs.session.explanation import PolicyInForce, explain, in_force
+    from bonobofs.session.explanation import explain
+    from bonobofs.session.files_explanation import PolicyInForce, in_force
+    from bonobofs.session.launcher import build
     from bonobofs.session.mail_settings import WitnessReport, ask_witnesses
     from bonobofs.session.mount_setup import MountedSession, MountRequest, prepare_foreground, start
     from bonobofs.session.python_session import OpenSession, open_session
@@ -40,6 +47,8 @@ if TYPE_CHECKING:
         unreadable,
     )
     from bonobofs.session.unmount import Unmounted, unmount_session
+    from bonobofs.state import agent_registry
+    from bonobofs.state.database import Database
     from bonobofs.state.home import home
     from bonobofs.state.sessions import PARTLY, WATCHING, Session, live_at
 
@@ -47,7 +56,9 @@ if TYPE_CHECKING:
 _NAMES: Final = {
     "bonobofs.git.session_repository": "all_kept",
     "bonobofs.session.agent_shell": "enter_shell",
-    "bonobofs.session.explanation": "PolicyInForce explain in_force",
+    "bonobofs.session.explanation": "explain",
+    "bonobofs.session.files_explanation": "PolicyInForce in_force",
+    "bonobofs.session.launcher": "build",
     "bonobofs.session.mail_settings": "WitnessReport ask_witnesses",
     "bonobofs.session.mount_setup": "MountedSession MountRequest prepare_foreground start",
     "bonobofs.session.python_session": "OpenSession open_session",
@@ -61,13 +72,27 @@ _NAMES: Final = {
         "statuses unreadable"
     ),
     "bonobofs.session.unmount": "Unmounted unmount_session",
+    "bonobofs.state.database": "Database",
     "bonobofs.state.home": "home",
     "bonobofs.state.sessions": "PARTLY WATCHING Session live_at",
 }
+_MODULES: Final = {
+    "agent_registry": "bonobofs.state.agent_registry",
+    "audit_report": "bonobofs.audit.report",
+    "audit_verify": "bonobofs.audit.verify",
+    "lease_service": "bonobofs.session.lease_service",
+    "policy_document": "bonobofs.policy.document",
+    "policy_examples": "bonobofs.policy.examples",
+    "project_policy": "bonobofs.session.project_policy",
+    "worktrees": "bonobofs.session.worktrees",
+}
+"""Modules that callers name as `session.NAME`."""
 _MODULE_OF: Final = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

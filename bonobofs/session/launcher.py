@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, NoReturn, Self
 from bonobofs.errors import MountError, UsageError
 from bonobofs.ipc.session_config import CompanionProgram, SessionConfig
 from bonobofs.system import syscalls
+from bonobofs.system.mount_probe import SECONDS_TO_ANSWER, read_mount
 from bonobofs.system.paths import is_within
 from bonobofs.system.processes import plain_environment, start_time
 
@@ -124,28 +125,39 @@ def companion_program(source: str, mountpoint: str, module: str = COMPANION) -> 
     return CompanionProgram(module, list(safe))
 
 
-def probe(mountpoint: str) -> str:
-    """Read the mount from a child process with a timeout. Return "" if it answers, else the error."""
-    try:
-        ran = subprocess.run(
-            _command(RUN, ROOT, "bonobofs.session.launcher", mountpoint),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
+class Probe:
+    """A child process that reads a mount, with a timeout. It is started before the mount, because it takes a while."""
+
+    def __init__(self, mountpoint: str) -> None:
+        self._process: Final = subprocess.Popen(
+            _command(RUN, ROOT, "bonobofs.system.mount_probe", mountpoint),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             cwd="/",
             env=plain_environment(),
-            check=False,
-            timeout=SECONDS_TO_START,
         )
-    except subprocess.TimeoutExpired:
-        return "no answer in time"
-    if ran.returncode == 0:
-        return ""
-    return os.fsdecode(ran.stderr).strip() or "no answer in time"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def read(self) -> str:
+        """Read the mount. Return "" if it answers, else the error."""
+        try:
+            _, error = self._process.communicate(timeout=SECONDS_TO_START)
+        except subprocess.TimeoutExpired:
+            return "no answer in time"
+        return "" if self._process.returncode == 0 else os.fsdecode(error).strip() or "no answer in time"
 
 
 def is_dead(mountpoint: str) -> bool:
     """Return whether the server of a mount is gone; False if it is slow or refuses this user."""
-    return probe(mountpoint) == os.strerror(errno.ENOTCONN)
+    with Probe(mountpoint) as probe:
+        return probe.read() == os.strerror(errno.ENOTCONN)
 
 
 def exec_server(config: SessionConfig, earlier: list[str]) -> NoReturn:
@@ -191,47 +203,20 @@ def _command(program: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-X", "utf8", "-c", program, *arguments]
 
 
-_SECONDS_TO_ANSWER = 20
-
-
-def _read_mount(mountpoint: bytes) -> str:
-    """Open one file of the mount and list its root. Return "" if both work, else the error.
-
-    The kernel learns from the first open and the first listing that it need not send OPEN. Without them, a file that is
-    created first would be followed by a RELEASE that the server does not expect.
-    """
-    try:
-        os.close(os.open(os.path.join(mountpoint, b".bonobofs", b"policy.md"), os.O_RDONLY | os.O_CLOEXEC))
-        with os.scandir(mountpoint) as entries:
-            next(entries, None)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
 def main() -> int:
-    """Probe a mount: MOUNTPOINT [READY_FD HOME SESSION EARLIER...], as a program of its own.
+    """Probe a mount in the foreground, as a program: MOUNTPOINT READY_FD HOME SESSION EARLIER...
 
-    With one argument it prints the error and returns 1 if the mount does not answer. With more arguments it first waits
-    until the server reports on READY_FD. It then records the end of the EARLIER sessions; if the server failed, it
-    removes the directory of SESSION, because the command itself has become the server.
+    Wait until the server reports on READY_FD. Then record the end of the EARLIER sessions; if the server failed, remove
+    the directory of SESSION, because the command itself has become the server.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    mountpoint = os.fsencode(sys.argv[1])
-    if len(sys.argv) == 2:
-        signal.alarm(_SECONDS_TO_ANSWER)
-        failure = _read_mount(mountpoint)
-        print(failure, end="", file=sys.stderr)
-        return 1 if failure else 0
-    # Each mount waits for the probe above, which needs none of these.
     import shutil  # noqa: PLC0415
-    from pathlib import Path  # noqa: PLC0415
 
     from bonobofs.state.home import session_directory  # noqa: PLC0415
     from bonobofs.state.sessions import note_ends  # noqa: PLC0415
     from bonobofs.system import mounts  # noqa: PLC0415
 
-    ready, home, session, *earlier = sys.argv[2:]
+    mountpoint, ready, home, session, *earlier = sys.argv[1:]
     # The command waits for this process only. Its child probes the mount, and init reaps it.
     if os.fork():
         return 0
@@ -243,9 +228,9 @@ def main() -> int:
         return 0
     note_ends(Path(home), earlier)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    signal.alarm(_SECONDS_TO_ANSWER)
-    failure = _read_mount(mountpoint)
-    if failure and mounts.at(Path(os.fsdecode(mountpoint))):
+    signal.alarm(SECONDS_TO_ANSWER)
+    failure = read_mount(os.fsencode(mountpoint))
+    if failure and mounts.at(Path(mountpoint)):
         print(f"bonobofs: the mount does not answer: {failure}; press Ctrl-C to unmount", file=sys.stderr)
     return 0
 
@@ -261,6 +246,13 @@ class TransportChoice(NamedTuple):
     name: str
     packages: str | None = None
     notes: tuple[str, ...] = ()
+
+
+def build() -> str:
+    """Return whether the modules that each request runs were compiled by mypyc: `compiled` or `pure Python`."""
+    found = importlib.util.find_spec("bonobofs.fuse.dispatch")
+    is_pure = found is None or found.origin is None or found.origin.endswith(".py")
+    return "pure Python" if is_pure else "compiled"
 
 
 def choose_transport(name: str) -> TransportChoice:

@@ -13,12 +13,12 @@ from bonobofs.policy.lease_set import UNKNOWN, LeaseSet, compile_leases
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.policy.pattern import parse
 from bonobofs.session.registration import default_agent
-from bonobofs.state import agent_registry, leases
-from bonobofs.state.agent_registry import check_label
+from bonobofs.state import agent_registry, leases, session_rows
 from bonobofs.state.database import Database
 from bonobofs.state.heartbeats import LiveSession
 from bonobofs.state.lease_follower import leases_in_effect
-from bonobofs.state.leases import DAY, Holder, Lease, LeaseChange, LeaseRequest
+from bonobofs.state.leases import DAY, Lease, LeaseChange, LeaseRequest
+from bonobofs.state.session_rows import Holder
 from bonobofs.state.sessions import Session, lives, load_all
 
 
@@ -51,7 +51,7 @@ def acquire(home: Path, holder: HolderOption | Holder, patterns: list[str], term
             raise UsageError(f"{pattern!r} cannot be leased: {error}") from error
     with Database.open(home) as database:
         if isinstance(holder, HolderOption):
-            agent_registry.register(database, default_agent() if holder.agent is None else holder.agent)
+            session_rows.register(database, default_agent() if holder.agent is None else holder.agent)
         workspace = None if terms.workspace is None else _source(home, terms.workspace)
         request = LeaseRequest(
             _holder(database, holder), tuple(patterns), terms.shared, terms.seconds, terms.reason, workspace
@@ -198,6 +198,6 @@ def _holder(database: Database, option: HolderOption | Holder) -> Holder:
     if isinstance(option, Holder):
         return option
     label = default_agent() if option.agent is None else option.agent
-    chain = None if option.chain is None else check_label(option.chain, "a chain")
+    chain = None if option.chain is None else session_rows.check_label(option.chain, "a chain")
     agent = agent_registry.find(database, label)
     return Holder(label, None, chain) if agent is None else Holder(agent.label, agent.id, chain)

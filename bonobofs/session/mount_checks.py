@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from bonobofs.errors import MountError
-from bonobofs.state.database import url
+from bonobofs.state.sqlite_file import sqlite_path
 from bonobofs.system import mounts, processes
 from bonobofs.system.paths import is_within
 
@@ -118,9 +118,12 @@ def _group_may_write(above: os.stat_result, directory: str) -> bool:
 
 
 def _check_database(home: Path, path: Path, name: str) -> None:
-    where = url(home)
-    file = Path(where.database or "")
-    if where.get_backend_name() == "sqlite" and is_within(file, path):
+    file = sqlite_path(home)
+    if file is None:
+        from bonobofs.state.database import url  # noqa: PLC0415 - loads SQLAlchemy, to check the URL
+
+        url(home)
+    elif is_within(Path(file), path):
         raise MountError(
             f"the database {file} lies inside the {name}, where an agent could reach it; "
             "unset BONOBOFS_DATABASE, or set it to a file outside"

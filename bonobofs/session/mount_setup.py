@@ -37,14 +37,13 @@ from bonobofs.session.registration import (
     note_on_audit,
     register_session,
 )
-from bonobofs.session.retention import compress_ended
 from bonobofs.session.session_list import unreadable, was_closed
 from bonobofs.session.unmount import detach_all
 from bonobofs.state import scratch_dir
-from bonobofs.state.database import database_environment
 from bonobofs.state.home import GUARD_SOCKET, head_path, inside_directory, session_directory, trail_path
-from bonobofs.state.leases import Holder
+from bonobofs.state.session_rows import Holder
 from bonobofs.state.sessions import Session, live_at, lives, note_ends, read_all, save
+from bonobofs.state.sqlite_file import database_environment
 from bonobofs.system import mounts, processes
 from bonobofs.system.locks import locked
 
@@ -97,15 +96,16 @@ def start(home: Path, request: MountRequest) -> MountedSession:
         covered = len(mounts.at(Path(mountpoint)))
         served = False
         try:
-            with launcher.ServerStart(session_directory(home, session.session) / "server.log", mountpoint) as starting:
+            log = session_directory(home, session.session) / "server.log"
+            with launcher.ServerStart(log, mountpoint) as starting, launcher.Probe(mountpoint) as probe:
                 session = dataclasses.replace(session, pid=starting.pid, starttime=starting.starttime)
                 save(home, session)
                 failure = starting.serve(config._replace(ready_fd=starting.ready_fd))
-            if failure:
-                raise MountError(failure)
-            served = True
-            note_ends(home, earlier)
-            failure = launcher.probe(mountpoint)
+                if failure:
+                    raise MountError(failure)
+                served = True
+                note_ends(home, earlier)
+                failure = probe.read()
             if failure:
                 raise MountError(
                     f"the mount on {mountpoint} did not answer ({failure}) and was unmounted; run bonobofs doctor"
@@ -113,7 +113,10 @@ def start(home: Path, request: MountRequest) -> MountedSession:
         except BaseException:
             _undo(home, session, covered, served=served)
             raise
-        compress_ended(home)
+        if earlier:
+            from bonobofs.session.retention import compress_ended  # noqa: PLC0415 - few mounts follow a crash
+
+            compress_ended(home)
         return MountedSession(session, notes, registered.policy.why)
 
 
@@ -165,7 +168,7 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
     agent_shell.make_programs(inside, home)
     if guest is not None:
         permit_directory(home, inside, guest)
-    if ignored := note_on_audit(home, policy.file, policy.document):
+    if ignored := note_on_audit(home, policy.file, policy.plain):
         notes += (f"{ignored}.",)
     notes += _note_role(session.role, policy.compiled) + _note_crash(differences)
     notes += _note_staging(source, policy.compiled) + registered.tracked.notes

@@ -24,7 +24,7 @@ from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
 from bonobofs.state.home import denials_path, head_path, home, trail_path
 from bonobofs.state.lease_follower import BEAT, LAPSE, LeaseFollower, LeaseSnapshot
-from bonobofs.state.leases import Holder
+from bonobofs.state.session_rows import Holder
 from bonobofs.state.sessions import Session, note_ends, save
 from bonobofs.system.processes import start_time
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -13,11 +13,10 @@ from typing import Any, Final, NamedTuple, Self
 
 from bonobofs.errors import GitError, PolicyError, UsageError
 from bonobofs.policy.compiled import Tracked
-from bonobofs.policy.document import AuditTable, PolicyDocument, load
 from bonobofs.policy.engine import Policy, compile_policy
 from bonobofs.policy.presets import PRESET, PRESETS, origin_of, preset_file
-from bonobofs.state import agent_registry, heartbeats, project_policies
-from bonobofs.state.database import Database
+from bonobofs.session.policy_cache import load_plain
+from bonobofs.state import project_policies, session_rows
 from bonobofs.state.home import read_document, session_directory, write_document
 from bonobofs.state.sessions import PolicyMark, Session, save
 from bonobofs.system.processes import boot_id
@@ -30,25 +29,30 @@ class ChosenPolicy(NamedTuple):
     """`preset:NAME`, else the file's path without symlinks."""
     file: Path
     """The requested path. A reload reads it again."""
-    document: PolicyDocument
+    plain: dict[str, Any]
+    """`PolicyDocument` as JSON data, the input of `compile_policy` in every process."""
     compiled: Policy
     why: str
     """Why this policy was chosen, without a full stop; empty after a reload."""
 
     @property
-    def plain(self) -> dict[str, Any]:
-        """The document as JSON data, the input of `compile_policy` in every process."""
-        return self.document.model_dump(mode="json")
+    def default_role(self) -> str:
+        """The role of an agent without a role of its own."""
+        return str(self.plain["default_role"])
 
     def observing(self) -> Self:
         """Return the policy with `observe`."""
-        document = self.document.model_copy(update={"observe": True})
-        return self._replace(document=document, compiled=compile_policy(document.model_dump(mode="json")))
+        plain = {**self.plain, "observe": True}
+        return self._replace(plain=plain, compiled=compile_policy(plain))
 
 
-def note_on_audit(home: Path, file: Path, document: PolicyDocument) -> str:
+AUDIT_DEFAULTS: Final = {"keep": "90d", "max_total": 5_000_000_000}
+"""`AuditTable` as JSON data."""
+
+
+def note_on_audit(home: Path, file: Path, policy: Mapping[str, Any]) -> str:
     """Return a sentence if limits of the audit log in the policy have no effect, else ""."""
-    if document.audit == AuditTable() or os.path.realpath(file) == os.path.realpath(home / "policy.toml"):
+    if policy["audit"] == AUDIT_DEFAULTS or os.path.realpath(file) == os.path.realpath(home / "policy.toml"):
         return ""
     return f"[audit] has no effect in {file}; only {home / 'policy.toml'} limits the audit log"
 
@@ -69,7 +73,7 @@ class RegisteredSession(NamedTuple):
 
     session: Session
     policy: ChosenPolicy
-    registered: agent_registry.MountingAgent
+    registered: session_rows.MountingAgent
     tracked: TrackedFiles
 
 
@@ -87,8 +91,8 @@ def choose_policy(
     """
     if policy is not None:
         if str(policy) in PRESETS:
-            return _of_preset(str(policy), "named")
-        return load_policy(Path(os.path.abspath(policy)), source, "named")
+            return _of_preset(home, str(policy), "named")
+        return load_policy(home, Path(os.path.abspath(policy)), source, "named")
     source = Path(os.path.realpath(source or "."))
     for file, why in (
         (project_policies.policy_file(home, source), "the policy of this project"),
@@ -96,10 +100,10 @@ def choose_policy(
     ):
         if project_policies.exists(file):
             # A source never contains the state directory, but the working directory of `why` and `policy show` may.
-            return load_policy(file, None if source in (home, *home.parents) else source, why)
+            return load_policy(home, file, None if source in (home, *home.parents) else source, why)
     if preset is not None:
-        return _of_preset(preset, "no other policy is given")
-    return _of_preset(*_preset_for(home, source, store=store))
+        return _of_preset(home, preset, "no other policy is given")
+    return _of_preset(home, *_preset_for(home, source, store=store))
 
 
 def _preset_for(home: Path, source: Path, *, store: bool) -> tuple[str, str]:
@@ -114,16 +118,15 @@ def _preset_for(home: Path, source: Path, *, store: bool) -> tuple[str, str]:
     return preset, "the source has aidlc-docs/" if has_docs else "the source has no aidlc-docs/"
 
 
-def _of_preset(name: str, why: str) -> ChosenPolicy:
+def _of_preset(home: Path, name: str, why: str) -> ChosenPolicy:
     if name not in PRESETS:
         raise PolicyError(f"there is no preset {name}; use one of {', '.join(PRESETS)}")
     file = preset_file(name)
-    document = load(file)
-    compiled = compile_policy(document.model_dump(mode="json"))
-    return ChosenPolicy(f"{PRESET}{name}", file, document, compiled, why)
+    plain = load_plain(home, file)
+    return ChosenPolicy(f"{PRESET}{name}", file, plain, compile_policy(plain), why)
 
 
-def load_policy(file: Path, source: Path | None, why: str = "") -> ChosenPolicy:
+def load_policy(home: Path, file: Path, source: Path | None, why: str = "") -> ChosenPolicy:
     """Load a policy file. PolicyError: absent or invalid. UsageError: it is inside the source."""
     origin = Path(os.path.realpath(file))
     if source is not None and source in origin.parents:
@@ -132,9 +135,8 @@ def load_policy(file: Path, source: Path | None, why: str = "") -> ChosenPolicy:
         )
     if not origin.is_file():
         raise PolicyError(f"there is no policy file {origin}; name one, or leave --policy out")
-    document = load(origin)
-    compiled = compile_policy(document.model_dump(mode="json"))
-    return ChosenPolicy(origin_of(origin), file, document, compiled, why)
+    plain = load_plain(home, origin)
+    return ChosenPolicy(origin_of(origin), file, plain, compile_policy(plain), why)
 
 
 def default_agent() -> str:
@@ -147,8 +149,11 @@ def default_agent() -> str:
 
 def identity_of(home: Path, label: str) -> str | None:
     """Return the UUID of the agent of that label; None if there is none or it was removed. StateError."""
+    from bonobofs.state.agent_registry import identity_of as identity  # noqa: PLC0415 - loads SQLAlchemy
+    from bonobofs.state.database import Database  # noqa: PLC0415
+
     with Database.open(home) as database:
-        return agent_registry.identity_of(database, label)
+        return identity(database, label)
 
 
 def register_session(
@@ -166,15 +171,15 @@ def register_session(
     """
     agent, role, chain, issue = request
     if chain is not None:
-        agent_registry.check_label(chain, "a chain")
-    with Database.open(home) as database:
-        registered = agent_registry.register(database, agent if agent is not None else default_agent(), role)
+        session_rows.check_label(chain, "a chain")
+    with session_rows.open_queries(home) as database:
+        registered = session_rows.register(database, agent if agent is not None else default_agent(), role)
         session = Session(
             session=str(uuid.uuid4()),
             agent=registered.label,
             agent_id=registered.id,
             team=registered.team,
-            role=role or registered.role or policy.document.default_role or "agent",
+            role=role or registered.role or policy.default_role or "agent",
             chain=chain,
             source=str(source),
             mountpoint=None if mountpoint is None else str(mountpoint),
@@ -188,7 +193,7 @@ def register_session(
             issue=issue,
             source_inode=os.stat(source).st_ino,
         )
-        heartbeats.insert_session(database, session)
+        session_rows.insert_session(database, home, session)
     directory = session_directory(home, session.session)
     directory.mkdir(mode=0o700)
     write_document(directory / "policy.json", policy.plain)

@@ -98,7 +98,7 @@ def run(home: Path, request: RunRequest, report: Callable[[str], None]) -> int:
     repository = None if request.issue is None else worktrees.find_repository(home, source)
     if repository is not None:
         source = repository.top
-    policy = choose_policy(home, request.policy, source).document
+    policy = PolicyDocument.model_validate(choose_policy(home, request.policy, source).plain)
     account = _account(guest)
     _check_source(source, account)
     for directory in repository or ():

@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.reader import is_closed
 from bonobofs.errors import MountError, StateError, TrailError, reason
 from bonobofs.state.home import GUARD_SOCKET, inside_directory, session_directory, trail_path
 from bonobofs.state.sessions import PARTLY, WATCHING, Session, lives, read_all, read_live
@@ -137,6 +136,8 @@ def mount_around(home: Path, path: Path) -> Session | None:
 
 def was_closed(home: Path, session: Session) -> bool:
     """Return True if the last entry of the trail is the closing entry."""
+    from bonobofs.audit.reader import is_closed  # noqa: PLC0415 - few commands read a trail
+
     try:
         return is_closed(trail_path(home, session.session))
     except TrailError:

@@ -9,28 +9,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
-from bonobofs.errors import ForbiddenError, StateError, UsageError
+from bonobofs.errors import StateError, UsageError
 from bonobofs.state import heartbeats
 from bonobofs.state.database import Database
 from bonobofs.state.schema import agent_roles, agents, clock, leases, moment, teams
-
-_LONGEST_LABEL: Final = 64
-
-
-class MountingAgent(NamedTuple):
-    """An agent as a mount uses it. `role` is its default role, or None."""
-
-    label: str
-    id: str
-    role: str | None
-    team: str | None
-    """Label of its team."""
-    new: bool
-    """True if this call registered it."""
+from bonobofs.state.session_rows import check_label, is_uuid
 
 
 class Team(NamedTuple):
@@ -53,36 +40,6 @@ class Agent(NamedTuple):
     roles: tuple[str, ...]
     created: datetime
     removed: datetime | None
-
-
-def check_label(label: str, kind: str = "an agent") -> str:
-    """Return the label if it is safe in log lines, terminals and file names and is not a UUID; else UsageError."""
-    if not label or len(label) > _LONGEST_LABEL or not label.isprintable() or "/" in label or label != label.strip():
-        raise UsageError(
-            f"{label!r} cannot name {kind}; use 1 to {_LONGEST_LABEL} printable characters without a slash"
-        )
-    if _is_uuid(label):
-        raise UsageError(f"{label!r} cannot name {kind}, as it has the form of an identity; use a name")
-    return label
-
-
-def register(database: Database, label: str, role: str | None = None) -> MountingAgent:
-    """Return the agent of that label or UUID. Register a new label, with `role` as its default role.
-
-    A known agent keeps its default role. ForbiddenError: the agent may not mount with `role`. UsageError: bad label, or
-    unknown UUID.
-    """
-    with database.change() as connection:
-        known = _living_agent(connection, label) if _is_uuid(label) else _agent(connection, check_label(label))
-        if known is None:
-            identity = insert_agent(connection, label, None, role, ())
-            return MountingAgent(label, identity, role, None, new=True)
-    if role is not None and known.roles and role not in known.roles:
-        raise ForbiddenError(
-            f"{known.label} may not mount as {role}, but as {', '.join(known.roles)}; "
-            f"to change that: bonobofs agent change {known.label} --role R"
-        )
-    return MountingAgent(known.label, known.id, known.role, known.team, new=False)
 
 
 def add(database: Database, label: str, *, team: str | None = None, roles: Iterable[str] = ()) -> Agent:
@@ -191,7 +148,7 @@ def insert_agent(connection: Connection, label: str, team: str | None, role: str
 
 
 def _agent(connection: Connection, agent: str) -> Agent | None:
-    by = agents.c.id == agent.lower() if _is_uuid(agent) else agents.c.name == agent
+    by = agents.c.id == agent.lower() if is_uuid(agent) else agents.c.name == agent
     return next(iter(_agents(connection, by, agents.c.removed.is_(None))), None)
 
 
@@ -203,7 +160,7 @@ def _living_agent(connection: Connection, agent: str) -> Agent:
 
 
 def _living_team(connection: Connection, team: str) -> str:
-    by = teams.c.id == team.lower() if _is_uuid(team) else teams.c.name == team
+    by = teams.c.id == team.lower() if is_uuid(team) else teams.c.name == team
     found = _teams(connection, by, teams.c.removed.is_(None))
     if not found:
         raise UsageError(f"there is no team {team}; bonobofs team list shows the teams")
@@ -243,10 +200,3 @@ def _teams(connection: Connection, *where: ColumnElement[bool]) -> list[Team]:
         Team(identity, label, moment(created), removed and moment(removed))
         for identity, label, created, removed in connection.execute(wanted)
     ]
-
-
-def _is_uuid(text: str) -> bool:
-    try:
-        return str(uuid.UUID(text)) == text.lower()
-    except ValueError:
-        return False

@@ -139,10 +139,10 @@ class Database:
             yield connection
 
     @contextlib.contextmanager
-    def queries(self, *, write: bool = False) -> Iterator[Execute]:
-        """Run a transaction for SQL text: `note` with `write`, else `read`."""
+    def queries(self, *, write: bool = False, change: bool = False) -> Iterator[Execute]:
+        """Run a transaction for SQL text: `change`, `note` with `write`, else `read`."""
         now = CLOCK if self.is_sqlite else POSTGRESQL_CLOCK
-        with self.note() if write else self.read() as connection:
+        with self.change() if change else self.note() if write else self.read() as connection:
 
             def execute(statement: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
                 result = connection.execute(text(statement.replace("{clock}", now)), values)
@@ -242,7 +242,6 @@ def revision_of(connection: Connection) -> str | None:
 _CONNECT_SECONDS: Final = 5
 SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret"})
 """Parameters of a URL's query that are masked in messages and kept out of program arguments."""
-_OF_DATABASE: Final = frozenset({"BONOBOFS_DATABASE", "HOME", "KRB5CCNAME"})
 BEGIN: Final = "bonobofs_begin"
 """Execution option: the statement that begins a transaction on SQLite."""
 OUTLASTS_POWER: Final = "bonobofs_outlasts_power"
@@ -268,11 +267,6 @@ def url(home: Path) -> URL:
     if found.query:
         raise StateError(f"BONOBOFS_DATABASE names an SQLite file with options, and bonobofs supports none; {remedy}")
     return found.set(database=os.path.realpath(found.database or ""))
-
-
-def database_environment() -> dict[str, str]:
-    """Return the environment variables that bonobofs and libpq read to find the database and to log in."""
-    return {name: value for name, value in os.environ.items() if name in _OF_DATABASE or name.startswith("PG")}
 
 
 def without_secrets(url: URL) -> str:

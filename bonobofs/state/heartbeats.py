@@ -8,17 +8,13 @@ clock.
 
 from __future__ import annotations
 
-import os
 from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, select, update
 
-from bonobofs.errors import StateError
 from bonobofs.state.database import Database
-from bonobofs.state.home import home_id
 from bonobofs.state.lease_follower import LAPSE
 from bonobofs.state.schema import agents, clock, counters, sessions
-from bonobofs.state.sessions import Session
 
 _LAPSE_MS: Final = round(1000 * LAPSE)
 _IS_HEARD: Final = sessions.c.heartbeat > clock() - _LAPSE_MS
@@ -47,34 +43,6 @@ def next_generation(connection: Connection) -> int:
     leases_counter = counters.c.name == "leases"
     connection.execute(update(counters).where(leases_counter).values(value=counters.c.value + 1))
     return generation(connection)
-
-
-def insert_session(database: Database, session: Session) -> int:
-    """Insert a new session and return the generation of leases that it begins with.
-
-    The session must read the leases after this call. StateError: its agent was removed meanwhile.
-    """
-    with database.change() as connection:
-        known = generation(connection)
-        if not agent_lives(connection, session.agent_id):
-            raise StateError(f"{session.agent} was removed a moment ago; run this again")
-        connection.execute(
-            sessions.insert().values(
-                id=session.session,
-                agent=session.agent_id,
-                role=session.role,
-                chain=session.chain,
-                home=home_id(database.home),
-                host=os.uname().nodename,
-                source=session.source,
-                mountpoint=session.mountpoint,
-                started=clock(),
-                ended=None,
-                heartbeat=clock(),
-                acknowledged=known,
-            )
-        )
-        return known
 
 
 def chains(connection: Connection, agent: str, source: str) -> list[str | None]:

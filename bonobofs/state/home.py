@@ -27,8 +27,6 @@ import contextlib
 import json
 import os
 import stat
-import tempfile
-import uuid
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,6 +67,8 @@ def home() -> Path:
 
 def home_id(home: Path) -> str:
     """Return the UUID of this state directory; create it at the first call. StateError: the file holds no UUID."""
+    import uuid  # noqa: PLC0415 - only a new session needs it
+
     path = home / "home.id"
     if not path.exists():
         write_text(path, f"{uuid.uuid4()}\n", replace=False)
@@ -106,6 +106,8 @@ def write_document(path: Path, document: dict[str, Any], *, replace: bool = True
 
 def write_text(path: Path, text: str, *, replace: bool = True) -> None:
     """Write a file as `write_document` does. OSError."""
+    import tempfile  # noqa: PLC0415 - loads as much as a command that only reads
+
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

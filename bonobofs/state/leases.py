@@ -27,6 +27,7 @@ from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.state import heartbeats
 from bonobofs.state.database import Database
 from bonobofs.state.schema import agents, clock, lease_patterns, leases, milliseconds_of, moment
+from bonobofs.state.session_rows import Holder
 from bonobofs.system.terminal import printable
 
 DAY: Final = 86_400
@@ -43,26 +44,6 @@ _SECONDS_ALONE: Final = 0.5
 Grant = TypeVar("Grant")
 Overlap = Callable[[str, str], bool]
 """Return whether a path could match both patterns."""
-
-
-class Holder(NamedTuple):
-    """Holder of a lease: the chain if there is one, else the agent. The agent acquired it in both cases."""
-
-    agent: str
-    """Label."""
-    agent_id: str | None
-    """None: known to Agent Mail only."""
-    chain: str | None = None
-
-    @property
-    def key(self) -> str:
-        """Unique key of the holder."""
-        if self.chain is not None:
-            return f"chain:{self.chain}"
-        return f"agent:{self.agent_id}" if self.agent_id is not None else f"mail:{self.agent}"
-
-    def __str__(self) -> str:
-        return f"chain {self.chain} ({self.agent})" if self.chain is not None else self.agent
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ CLOCK: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 """SQLite's current time in milliseconds since 1970, UTC."""
 
 _VERSION: Final = "SELECT version_num, EXISTS (SELECT 1 FROM counters WHERE name = ?) FROM schema_version"
+_OF_DATABASE: Final = frozenset({"BONOBOFS_DATABASE", "HOME", "KRB5CCNAME"})
 _BUSY_SECONDS: Final = 10.0
 _SQLITE_URL: Final = re.compile(r"sqlite:///(/[^?#]+)")
 _BYTE: Final = re.compile("[\udc80-\udcff\\\\]")
@@ -46,8 +47,12 @@ class Queries(Protocol):
     def name(self) -> str:
         """URL for messages, with the secrets masked."""
 
-    def queries(self, *, write: bool = False) -> contextlib.AbstractContextManager[Execute]:
-        """Run a transaction. With `write`, it changes only rows with a single writer, and does not fsync on SQLite."""
+    def queries(self, *, write: bool = False, change: bool = False) -> contextlib.AbstractContextManager[Execute]:
+        """Run a transaction, which reads.
+
+        With `write`, it changes only rows with a single writer, and does not fsync on SQLite: power loss may undo it.
+        With `change`, it is serialized with all other changes, so that it sees all earlier ones.
+        """
 
 
 class SqliteFile:
@@ -68,26 +73,36 @@ class SqliteFile:
             self._connection.close()
             self._connection = None
 
-    @contextlib.contextmanager
-    def queries(self, *, write: bool = False) -> Iterator[Execute]:
-        """Run a transaction. With `write`, it changes only rows with a single writer. StateError.
+    def has_tables(self) -> bool:
+        """Return whether the file has the tables, of any revision. StateError."""
+        with self._failures():
+            check_sqlite_file(self._path)
+            found = self._connected().execute("SELECT 1 FROM sqlite_master WHERE name = ?", (VERSION_TABLE,))
+            return found.fetchone() is not None
 
-        It does not fsync, so power loss may undo it: sessions write heartbeats twice a second.
-        """
-        turn = waiting_turn(self._path) if write else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def queries(self, *, write: bool = False, change: bool = False) -> Iterator[Execute]:
+        """Run a transaction, as `Queries` says. StateError."""
+        turn = waiting_turn(self._path) if write or change else contextlib.nullcontext()
+        with self._failures(), migration_lock(self._path, shared=True), turn:
+            connection = self._connected()
+            connection.execute(f"PRAGMA synchronous = {'FULL' if change else 'NORMAL'}")
+            connection.execute("BEGIN IMMEDIATE" if write or change else "BEGIN")
+            with connection:  # commits, or rolls back after an error
+                versions = connection.execute(
+                    "SELECT version_num, EXISTS (SELECT 1 FROM counters WHERE name = ?) FROM schema_version",
+                    (MARK,),
+                ).fetchall()
+                check_version(self.name, *(versions[0] if versions else (None, False)))
+                yield lambda statement, values: connection.execute(
+                    statement.replace("{clock}", CLOCK), values
+                ).fetchall()
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Raise every database error as StateError."""
         try:
-            with migration_lock(self._path, shared=True), turn:
-                connection = self._connected()
-                connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                with connection:  # commits, or rolls back after an error
-                    versions = connection.execute(
-                        "SELECT version_num, EXISTS (SELECT 1 FROM counters WHERE name = ?) FROM schema_version",
-                        (MARK,),
-                    ).fetchall()
-                    check_version(self.name, *(versions[0] if versions else (None, False)))
-                    yield lambda statement, values: connection.execute(
-                        statement.replace("{clock}", CLOCK), values
-                    ).fetchall()
+            yield
         except (sqlite3.Error, UnicodeError) as error:
             raise unusable(self.name, error, f"backups are in {self._home / 'backups'}") from error
 
@@ -98,7 +113,6 @@ class SqliteFile:
             self._file = file
         if self._connection is None:
             self._connection = connect(self._path)
-            self._connection.execute("PRAGMA synchronous = NORMAL")
         return self._connection
 
 
@@ -109,6 +123,11 @@ def sqlite_path(home: Path) -> str | None:
         return os.path.realpath(home / "bonobofs.db")
     match = _SQLITE_URL.fullmatch(url)
     return None if match is None else os.path.realpath(match[1])
+
+
+def database_environment() -> dict[str, str]:
+    """Return the environment variables that bonobofs and libpq read to find the database and to log in."""
+    return {name: value for name, value in os.environ.items() if name in _OF_DATABASE or name.startswith("PG")}
 
 
 def connect(path: str) -> sqlite3.Connection:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,6 +133,9 @@ def detach(mountpoint: Path, *, lazy: bool = False) -> None:
         finally:
             os.close(above)
         return
+    import shutil  # noqa: PLC0415 - for ordinary users only
+    import subprocess  # noqa: PLC0415
+
     program = shutil.which("fusermount3")
     if program is None:
         raise MountError("fusermount3 is missing; an ordinary user needs it to unmount: install the package fuse3")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from pathlib import Path
 
 _MOST_SYMLINKS = 40
@@ -90,6 +89,6 @@ def _empty(fd: int, top: int, waiting: list[bytes]) -> None:
             waiting.append(name)
         else:
             os.chmod(name, 0o700, dir_fd=fd)  # a move rewrites `..`, which needs write permission
-            moved = os.fsencode(f".{secrets.token_hex(16)}")
+            moved = os.fsencode(f".{os.urandom(16).hex()}")
             os.rename(name, moved, src_dir_fd=fd, dst_dir_fd=top)
             waiting.append(moved)

@@ -18,6 +18,7 @@ from bonobofs.session.mail_settings import open_mailbox, settings_of
 from bonobofs.state import agent_registry, heartbeats, leases
 from bonobofs.state.database import Database
 from bonobofs.state.home import home_id
+from bonobofs.state.session_rows import Holder
 from tests.agent_mail.servers import TOKEN, Fork, Original
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, World
@@ -143,7 +144,7 @@ def test_a_conflicting_reservation_is_reported_once_and_is_no_lease(
     home: Path, world: World, database: Database, reserving: Reserving
 ) -> None:
     """Until the conflicting lease has ended. A pattern that cannot be enforced is reported too."""
-    holder = leases.Holder("alice", world.session.agent_id)
+    holder = Holder("alice", world.session.agent_id)
     held = leases.acquire(database, leases.LeaseRequest(holder, ("docs/plan.md",)), patterns_meet).lease
     rival = f"Rival{uuid.uuid4().hex[:8]}"
     reserving.reserve(rival, "docs/*.md")

@@ -17,6 +17,7 @@ from tests.support.world import bonobofs
 NAMES = {
     "kernel",
     "python",
+    "build",
     "portable",
     "/dev/fuse",
     "fusermount3",

@@ -16,14 +16,14 @@ from tests.support.world import Mounted, bonobofs, environment
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["bogus"], "No such command 'bogus'"),
-        (["mount"], "Missing argument"),
-        (["mount", "/", "/", "--colour"], "No such option: --colour"),
+        (["bogus"], "no such command 'bogus'"),
+        (["mount"], "arguments are required"),
+        (["mount", "/", "/", "--colour"], "unrecognized arguments: --colour"),
         (["mount", "/usr", "/mnt", "--transport", "carrier-pigeon"], "there is no transport 'carrier-pigeon'"),
         (["why", "x", "--op", "ponder"], "'ponder' is not one of"),
         (["audit", "tail", "-n", "-1"], "-n"),
         (["audit", "export"], "--format"),
-        (["policy"], "Missing command"),
+        (["policy"], "missing command"),
     ],
 )
 def test_a_usage_error_is_one_line_with_exit_2(arguments: list[str], said: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from bonobofs import session
 from bonobofs.errors import ForbiddenError, StateError, UsageError
-from bonobofs.state import agent_registry, heartbeats
+from bonobofs.state import agent_registry, session_rows
 from bonobofs.state.database import Database
 
 
@@ -31,16 +31,16 @@ def test_a_reused_label_inherits_nothing(database: Database) -> None:
 
 def test_an_agent_mounts_only_in_a_registered_role(database: Database) -> None:
     agent_registry.add(database, "ann", roles=["impl", "control"])
-    assert agent_registry.register(database, "ann").role == "impl"
-    assert agent_registry.register(database, "ann", "control").role == "impl"
+    assert session_rows.register(database, "ann").role == "impl"
+    assert session_rows.register(database, "ann", "control").role == "impl"
     with pytest.raises(ForbiddenError, match="may not mount as orchestrator, but as control, impl"):
-        agent_registry.register(database, "ann", "orchestrator")
+        session_rows.register(database, "ann", "orchestrator")
 
 
 def test_an_agent_registered_by_its_first_mount_may_use_other_roles(database: Database) -> None:
     """The registry does not restrict its roles."""
-    made = agent_registry.register(database, "bob", "impl")
-    again = agent_registry.register(database, "bob", "control")
+    made = session_rows.register(database, "bob", "impl")
+    again = session_rows.register(database, "bob", "control")
     assert (made.new, again.new) == (True, False)
     assert (again.id, again.role) == (made.id, "impl")
 
@@ -58,7 +58,7 @@ def test_an_existing_agent_cannot_be_added_and_an_unknown_one_cannot_be_removed(
         lambda: agent_registry.add(database, "a/b"),
         lambda: agent_registry.add(database, " ann"),
         lambda: agent_registry.add(database, "bob", roles=["\udcff"]),
-        lambda: agent_registry.register(database, "4f0c1b9e-6c43-4f67-9c0a-0a2f4f6d8a10"),
+        lambda: session_rows.register(database, "4f0c1b9e-6c43-4f67-9c0a-0a2f4f6d8a10"),
     ):
         with pytest.raises(UsageError):
             wrong()
@@ -82,18 +82,19 @@ def test_no_session_begins_for_an_agent_removed_meanwhile(database: Database, so
         made = opened.session
     agent_registry.remove(database, "ann")
     agent_registry.add(database, "ann")
+    late = dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333")
     with pytest.raises(StateError, match="ann was removed a moment ago"):
-        heartbeats.insert_session(database, dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333"))
+        session_rows.insert_session(database, database.home, late)
 
 
 def test_many_agents_are_registered_concurrently(opened: Callable[[Path], Database], home: Path) -> None:
     """With a database that does not exist yet, no name is lost and none gets two identities."""
     labels = [f"agent-{number % 10}" for number in range(40)]
-    found: list[agent_registry.MountingAgent] = []
+    found: list[session_rows.MountingAgent] = []
 
     def register(label: str) -> None:
         with Database.open(home) as mine:
-            found.append(agent_registry.register(mine, label))
+            found.append(session_rows.register(mine, label))
 
     threads = [threading.Thread(target=register, args=(label,)) for label in labels]
     for thread in threads:

@@ -19,11 +19,12 @@ from sqlalchemy import text
 from bonobofs import session
 from bonobofs.errors import ForbiddenError, StateError
 from bonobofs.policy.overlap import patterns_meet
-from bonobofs.state import agent_registry, leases, migrate, sqlite_file
+from bonobofs.state import agent_registry, leases, migrate, session_rows, sqlite_file
 from bonobofs.state.database import Database
 from bonobofs.state.home import home_id
 from bonobofs.state.lease_follower import LAPSE
-from bonobofs.state.leases import Holder, LeaseRequest
+from bonobofs.state.leases import LeaseRequest
+from bonobofs.state.session_rows import Holder
 from tests.state.test_mount_leases import acquire, writes
 from tests.support.postgres import Postgres
 from tests.support.wait import until
@@ -242,7 +243,7 @@ def test_one_acquirer_wins_under_every_isolation_level(
 
     def acquire_once(number: int, ready: threading.Barrier) -> None:
         with Database.open(home) as mine:
-            holder = Holder(f"agent-{number}", agent_registry.register(mine, f"agent-{number}").id)
+            holder = Holder(f"agent-{number}", session_rows.register(mine, f"agent-{number}").id)
             ready.wait()
             try:
                 leases.acquire(mine, LeaseRequest(holder, ("docs/**",)), patterns_meet)

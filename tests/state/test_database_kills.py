@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bonobofs.state import agent_registry, leases, migrate
 from bonobofs.state.database import Database
+from bonobofs.state.session_rows import Holder
 from tests.state.test_migrations import ADDS, CHANGES, agents_in, scripts, tables_in
 from tests.support.world import environment
 
@@ -83,7 +84,7 @@ def killed(program: str, *arguments: Path) -> Iterator[Callable[[int], bool]]:
 
 def test_a_killed_acquirer_has_all_or_none_of_its_leases(database: Database, home: Path) -> None:
     """Its earlier leases are replaced by the complete request, or unchanged."""
-    bob = leases.Holder("bob", agent_registry.add(database, "bob").id)
+    bob = Holder("bob", agent_registry.add(database, "bob").id)
     before, after = ("docs/**",), ("lib/**", "src/**")
     seen = set()
     with killed(ACQUIRE, home) as killed_at:

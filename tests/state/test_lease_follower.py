@@ -19,10 +19,11 @@ from bonobofs.guards import FileGuard, ValidationResult
 from bonobofs.policy.decision import Code, Holding, Refused
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.session import OpenSession
-from bonobofs.state import agent_registry, heartbeats, leases
+from bonobofs.state import heartbeats, leases, session_rows
 from bonobofs.state.database import Database
 from bonobofs.state.lease_follower import BEAT, LAPSE, LeaseReader, detach
-from bonobofs.state.leases import Holder, LeaseChange, LeaseRequest
+from bonobofs.state.leases import LeaseChange, LeaseRequest
+from bonobofs.state.session_rows import Holder
 from tests.support.postgres import Postgres
 from tests.support.wait import until
 
@@ -42,7 +43,7 @@ def ann(where: str, source: Path, policy: Path) -> Iterator[OpenSession]:
 
 
 def holder(database: Database, label: str) -> Holder:
-    return Holder(label, agent_registry.register(database, label).id)
+    return Holder(label, session_rows.register(database, label).id)
 
 
 def follower_of(database: Database, opened: OpenSession) -> LeaseReader:
@@ -140,7 +141,7 @@ def test_acquire_does_not_wait_for_a_session_without_heartbeats(database: Databa
     """The session was killed, or its host has disappeared."""
     made = ann.session
     ghost = dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333")
-    heartbeats.insert_session(database, ghost)
+    session_rows.insert_session(database, database.home, ghost)
     with database.read() as connection:
         assert len(heartbeats.living(connection)) == 2
     began = time.monotonic()
@@ -182,7 +183,7 @@ def test_a_mirrored_reservation_does_not_block_its_own_agent(
         with session.open_session(source, agent=agent, policy=policy) as opened:
             detach(database, opened.session.session)
             mine = dataclasses.replace(opened.session, session=str(uuid.uuid4()), chain=chain)
-            heartbeats.insert_session(database, mine)
+            session_rows.insert_session(database, database.home, mine)
             ann = leases.holder_of_mail(database, "ann", opened.session.source)
             for origin, pattern in (("mail:1", "docs/**"), ("mail:2", "docs/plan.md")):
                 mirrored = LeaseRequest(ann, (pattern,), workspace=opened.session.source, origin=origin)

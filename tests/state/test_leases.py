@@ -18,8 +18,9 @@ from bonobofs.errors import ForbiddenError, UsageError
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.state import agent_registry, heartbeats, leases
 from bonobofs.state.database import Database
-from bonobofs.state.leases import Holder, LeaseChange, LeaseRequest
+from bonobofs.state.leases import LeaseChange, LeaseRequest
 from bonobofs.state.schema import leases as rows
+from bonobofs.state.session_rows import Holder
 from tests.support.world import environment
 
 

@@ -16,10 +16,11 @@ import pytest
 
 from bonobofs import session
 from bonobofs.policy.overlap import patterns_meet
-from bonobofs.state import agent_registry, leases
+from bonobofs.state import leases, session_rows
 from bonobofs.state.database import Database
 from bonobofs.state.lease_follower import LAPSE
-from bonobofs.state.leases import Holder, LeaseChange, LeaseRequest
+from bonobofs.state.leases import LeaseChange, LeaseRequest
+from bonobofs.state.session_rows import Holder
 from tests.support.observe import companion_of, stopped
 from tests.support.postgres import Postgres
 from tests.support.wait import until
@@ -28,7 +29,7 @@ from tests.support.world import ALLOW_ALL, Mounted, bonobofs
 
 def acquire(database: Database, label: str, *patterns: str) -> LeaseChange:
     """As `lease acquire` does: it returns when the lease binds everybody."""
-    holder = Holder(label, agent_registry.register(database, label).id)
+    holder = Holder(label, session_rows.register(database, label).id)
     granted = leases.acquire(database, LeaseRequest(holder, patterns), patterns_meet)
     leases.wait(database, granted.generation)
     return granted
