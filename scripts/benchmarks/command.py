@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         default="",
         metavar="ROW,…",
-        help="rows or workloads, see --list; also decision, log, index, git, beads, memory",
+        help="rows or workloads, see --list; also decision, log, index, git, beads, memory, mount, why, help, parallel",
     )
     add("--worlds", default=",".join(WORLDS), metavar="WORLD,…", help=f"of {', '.join(WORLDS)}; native always")
     add("--tree", action="append", metavar="TREE", help="generated, stdlib or a directory; repeatable (generated)")
@@ -115,8 +115,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 def _chosen(only: str, worlds: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The rows and the parts of bonobofs that are asked for; all of them unless `--only` names some."""
     names = [name for name in only.split(",") if name]
-    if "git" in names:  # all of its parts
-        names = [*(name for name in names if name != "git"), *(part for part in table.PARTS if part.startswith("git-"))]
+    for group in {"git", "parallel"} & set(names):  # all of its parts
+        names = [*(name for name in names if name != group), *(p for p in table.PARTS if p.startswith(f"{group}-"))]
     if unknown := set(names) - set(ROWS) - set(WORKLOADS) - set(table.PARTS):
         raise BenchError(f"no row or workload {', '.join(sorted(unknown))}: see scripts/bench --list")
     if not names:

@@ -1,6 +1,7 @@
-"""A program that measures single parts of bonobofs: one decision, the log, the index, git and bd, the memory.
+"""A program that measures single parts of bonobofs: one decision, the log, the index, git and bd, the memory, commands,
+and loads at the same time.
 
-Usage: python -m benchmarks.parts decision|log|index|git-…|beads|memory, with the plan as JSON on standard input.
+Usage: python -m benchmarks.parts decision|log|index|git-…|beads|memory|…, with the plan as JSON on standard input.
 It prints one number.
 """
 
@@ -19,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns
 
-from benchmarks import git_commands
+from benchmarks import git_commands, parallel
 from benchmarks.plan import INDEXED, ISSUES, RECORDS, RULES, WALKED_FILES, Plan
-from benchmarks.worlds import bonobofs
+from benchmarks.worlds import POLICY, bonobofs
 from bonobofs.audit.index import AuditIndex
 from bonobofs.audit.index_store import IndexTables, sqlite_engine
 from bonobofs.audit.writer import Trail, TrailIdentity
@@ -173,6 +174,34 @@ def memory(plan: Plan) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024 / 1e6
 
 
+def _command_ms(plan: Plan, *arguments: str) -> float:
+    """Milliseconds of one command."""
+    started = perf_counter_ns()
+    subprocess.run([plan.python, "-m", "bonobofs", *arguments], check=True, stdout=subprocess.DEVNULL)
+    return (perf_counter_ns() - started) / 1e6
+
+
+def mount(plan: Plan) -> float:
+    """Milliseconds of `bonobofs mount` until the mount answers; a policy that was used before."""
+    plan.policy.write_text(POLICY)
+    places, passes = [str(plan.source), str(plan.mountpoint)], []
+    for _ in range(2 * PASSES):
+        passes.append(_command_ms(plan, "mount", *places, "--agent", "bench", "--policy", str(plan.policy), "--new"))
+        _command_ms(plan, "umount", places[1])
+    return statistics.median(passes)
+
+
+def why(plan: Plan) -> float:
+    """Milliseconds of `bonobofs why` in a mount."""
+    with bonobofs(plan) as root:
+        return statistics.median(_command_ms(plan, "why", str(root / "out" / "file")) for _ in range(2 * PASSES))
+
+
+def command_help(plan: Plan) -> float:
+    """Milliseconds of the help of a command."""
+    return statistics.median(_command_ms(plan, "mount", "--help") for _ in range(2 * PASSES))
+
+
 PARTS: dict[str, Callable[[Plan], float]] = {
     "decision": decision,
     "log": log,
@@ -184,6 +213,13 @@ PARTS: dict[str, Callable[[Plan], float]] = {
     "git-delay": git_commands.delay,
     "beads": beads,
     "memory": memory,
+    "mount": mount,
+    "why": why,
+    "help": command_help,
+    "parallel-tar": parallel.tar,
+    "parallel-make": parallel.make,
+    "parallel-pytest": parallel.pytest,
+    "parallel-readers": parallel.readers,
 }
 
 if __name__ == "__main__":

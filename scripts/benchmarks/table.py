@@ -24,6 +24,13 @@ PARTS = {
     "git-delay": ("Longest wait of another writer while 600 MB are added and committed", "{:.0f} ms"),
     "beads": ("The Beads gate's own part of an update among 1,000 issues", "{:.1f} ms"),
     "memory": ("Resident after walking 100,000 files", "{:.0f} MB"),
+    "mount": ("`bonobofs mount`, until the mount answers", "{:.0f} ms"),
+    "why": ("`bonobofs why`", "{:.0f} ms"),
+    "help": ("`bonobofs mount --help`", "{:.0f} ms"),
+    "parallel-tar": ("Four `tar -x` at once, by one after another", "{:.2f} times"),
+    "parallel-make": ("`make -j2` of a C project, by `make -j1`", "{:.2f} times"),
+    "parallel-pytest": ("pytest with two workers, by one worker", "{:.2f} times"),
+    "parallel-readers": ("Two `grep -r` of cold trees at once, by one after another", "{:.2f} times"),
 }
 Run = dict[str, Any]
 
