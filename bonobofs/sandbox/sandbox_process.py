@@ -33,10 +33,10 @@ _POLL_SECONDS: Final = 0.001
 _PROCESS_GROUP: Final = 4
 """Flag of pidfd_send_signal, from Linux 6.9: signal the process group of that number."""
 _LAST_STEP: Final = (
-    "import marshal, sys; data = open(int(sys.argv[1]), 'rb').read() or sys.exit(125); "
+    "import ctypes, marshal, resource, sys; data = open(int(sys.argv[1]), 'rb').read() or sys.exit(125); "
     "code, config = marshal.loads(data); exec(code); sys.exit(main(int(sys.argv[2]), *config))"
 )
-"""Program that waits for the compiled module `last_step` and its configuration."""
+"""Program that waits for the compiled module `last_step` and its configuration, with the modules that it imports."""
 _ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
 _RUN_EGRESS: Final = "import sys; sys.path.insert(0, sys.argv.pop(1)); from bonobofs.sandbox.egress import main; main()"
 

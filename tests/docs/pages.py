@@ -26,7 +26,7 @@ PAGES: Final = sorted(
     [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
 )
 _ANY_LINES: Final = "…"
-_COPY_LEFT: Final = "bonobofs: a copy of the mount is left"
+_COPY_LEFT: Final = "bonobofs: a copy of the mount remains"
 """`umount` says so if a test that runs at the same time has a mount namespace of its own."""
 _FENCE: Final = re.compile(
     r"^<!-- (?P<word>setup|file|not run)(?::|\n)(?P<value>.*?)-->"
