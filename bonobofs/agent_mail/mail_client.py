@@ -196,6 +196,16 @@ class Sent(NamedTuple):
     """The server's time, in the server's format."""
 
 
+class OutgoingMessage(NamedTuple):
+    """A message to send. `importance`: low, normal, high or urgent."""
+
+    to: tuple[str, ...]
+    subject: str
+    body: str
+    importance: str
+    thread: str | None = None
+
+
 class Reservation(NamedTuple):
     """A reservation of files on the server."""
 
@@ -231,8 +241,8 @@ class Mailbox:
         self._name = ""
         self._slug = ""
 
-    def open(self) -> str:
-        """Register project and sender; return the server's name of the sender."""
+    def open(self, task: str = "Sends the audit log of bonobofs.") -> str:
+        """Register project and sender; return the server's name of the sender. `task` describes the sender."""
         if self._name:
             return self._name
         server, address = self._server, self._address
@@ -246,7 +256,7 @@ class Mailbox:
             "program": "bonobofs",
             "model": "none",
             "name": address.sender,
-            "task_description": "Sends the audit log of bonobofs.",
+            "task_description": task,
         }
         created = _made(lambda: self._call("register_agent", arguments, registration_token=self._token()))
         name = created.get("name")
@@ -260,30 +270,49 @@ class Mailbox:
 
     def send(self, subject: str, body: str, importance: str) -> str:
         """Send one message to the thread; return the server's time of it. The sender gets a copy in its inbox."""
+        to = tuple(dict.fromkeys((*self._address.to, self.open())))
+        return str(self.post(OutgoingMessage(to, subject, body, importance, THREAD), topic=THREAD)["sent"])
+
+    def post(self, message: OutgoingMessage, topic: str | None = None) -> dict[str, Any]:
+        """Send a message; return {"id", "sent"}: the server's number and time of it."""
         name = self.open()
         arguments = {
             "project_key": self._address.project,
             "sender_name": name,
-            "to": list(dict.fromkeys((*self._address.to, name))),
-            "subject": subject,
-            "body_md": body,
-            "importance": importance,
-            "thread_id": THREAD,
+            "to": list(message.to),
+            "subject": message.subject,
+            "body_md": message.body,
+            "importance": message.importance,
         }
         done = _object(
             self._call(
                 "send_message",
                 arguments,
+                thread_id=message.thread,
                 sender_token=self._token(),
-                topic=THREAD,
+                topic=topic,
                 convert_images=False,
                 auto_contact_if_blocked=True,
             )
         )
         try:
-            return str(done["deliveries"][0]["payload"]["created_ts"])
-        except (KeyError, IndexError, TypeError):
+            payload = done["deliveries"][0]["payload"]
+            return {"id": payload.get("id"), "sent": str(payload["created_ts"])}
+        except (KeyError, IndexError, TypeError, AttributeError):
             raise MailError(f"{self._server.url} does not confirm a message", carried_out=None) from None
+
+    def inbox(self, limit: int, since: str | None, *, urgent_only: bool) -> list[dict[str, Any]]:
+        """Return the newest messages to this sender with their bodies, the newest first."""
+        found = self._call(
+            "fetch_inbox",
+            {"project_key": self._address.project, "agent_name": self.open(), "limit": limit, "include_bodies": True},
+            since_ts=since,
+            urgent_only=urgent_only or None,
+            registration_token=self._token(),
+        )
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise MailError(f"{self._server.url} does not answer fetch_inbox with a list")
+        return found
 
     def sent(self, since: str = "") -> list[Sent]:
         """Return the messages of this sender in the thread since a time of the server, oldest first.

@@ -178,6 +178,7 @@ ASSIGNEE: Final = "bonobofs_assignee"
 ASSIGNEE_ID: Final = "bonobofs_assignee_id"
 CREATOR_ID: Final = "bonobofs_creator_id"
 WORKTREE: Final = "bonobofs_worktree"
+ATTACHED: Final = "bonobofs_attachments"
 
 
 class Actor(NamedTuple):
@@ -206,6 +207,12 @@ def is_made_by(issue: BeadsIssue, actor: Actor) -> bool:
     if issue.metadata.get(CREATOR_ID):
         return bool(issue.metadata[CREATOR_ID] == actor.id)
     return issue.created_by == actor.label
+
+
+def attachments_of(issue: BeadsIssue) -> dict[str, str]:
+    """Return the attached files: {path: SHA-256 in hex}."""
+    attached = issue.metadata.get(ATTACHED)
+    return {str(path): str(digest) for path, digest in attached.items()} if isinstance(attached, dict) else {}
 
 
 def has_had_worktree(issue: BeadsIssue) -> bool:

@@ -16,11 +16,23 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import TOUCHES
-from bonobofs.beads import dependency_rules, issue_rules
+from bonobofs.beads import dependency_rules, issue_rules, refusals
 from bonobofs.beads.bd_client import BdClient, IssueStore, Stored, find_beads
 from bonobofs.beads.bd_command_line import Step
 from bonobofs.beads.dependency_rules import NEW
-from bonobofs.beads.issue import CREATOR_ID, WORKTREE, Actor, BeadsIssue, Edge, Issues, NewIssue, assignment
+from bonobofs.beads.issue import (
+    ATTACHED,
+    CREATOR_ID,
+    WORKTREE,
+    Actor,
+    BeadsIssue,
+    Edge,
+    Issues,
+    NewIssue,
+    assignment,
+    attachments_of,
+    require_open_to,
+)
 from bonobofs.beads.issue_rules import EPIC, IssueChanges, IssueRequest, parse_priority, require_text
 from bonobofs.beads.refusals import Fault
 from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
@@ -165,6 +177,29 @@ class IssueService:
             lambda issues: issue_rules.judge_comment(issues, issue_id, comment),
             lambda change: change.client.add_comment(issue_id, comment, change.permit),
         )
+
+    def attach(self, issue_id: str, path: str, sha256: str) -> IssueCall:
+        """Store path and hash of a file in the metadata of an issue of the agent. The same path replaces the hash."""
+        return self._attachments(issue_id, path, lambda attached: {**attached, path: sha256})
+
+    def detach(self, issue_id: str, path: str) -> IssueCall:
+        """Remove a path from the metadata of an issue of the agent."""
+        return self._attachments(
+            issue_id, path, lambda attached: {name: attached[name] for name in attached.keys() - {path}}
+        )
+
+    def _attachments(self, issue_id: str, path: str, edit: Callable[[dict[str, str]], dict[str, str]]) -> IssueCall:
+        def judge(issues: Issues) -> dict[str, str] | None:
+            before = attachments_of(require_open_to(issues, issue_id, self._actor))
+            after = edit(before)
+            if len(after) > refusals.MOST:
+                raise Fault(refusals.ATTACHMENTS)
+            return None if after == before else after
+
+        def store(change: IssueChange, attached: dict[str, str]) -> BeadsIssue:
+            return change.client.update_issue(issue_id, change.permit, metadata={ATTACHED: attached}).issue
+
+        return IssueCall(Operation.UPDATE_ISSUE, {"issue": issue_id, "attachment": path}, judge, store)
 
     def begin(self, issue_id: str, worktree: str) -> IssueCall:
         """Store the UUID of the worktree that is about to be made for an issue. Refused while a blocker is open."""

@@ -59,6 +59,9 @@ AUTHOR: Final = _refusal(
     "Only the agent that created an issue changes its title, description, design, acceptance and notes.",
     "Add a comment.",
 )
+ATTACHMENTS: Final = _refusal(
+    "attachments", f"An issue has at most {MOST} attached files.", "Detach a file, or attach a list of files."
+)
 IMMUTABLE: Final = _refusal(
     "immutable", "The type of an issue cannot be changed.", "Create an issue of the other type."
 )

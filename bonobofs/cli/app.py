@@ -42,6 +42,17 @@ _TREE: Final = {
         "Mail.",
     ),
     "mcp": _TreeEntry("mcp_command.mcp", "Serve the session's tools to an MCP client, under the session's policy."),
+    "hook": _TreeEntry(
+        "hook_command.hook", "Answer a hook event of Claude Code or Codex, whose JSON is on standard input."
+    ),
+    "install": _TreeEntry(
+        "hook_command.install",
+        "Write the hooks and the MCP server into the settings of a client, after it has shown the difference.",
+    ),
+    "uninstall": _TreeEntry(
+        "hook_command.uninstall",
+        "Remove from the settings of a client what bonobofs install has written, after it has shown the difference.",
+    ),
     "doctor": _TreeEntry(
         "doctor.doctor", "Check what mounting needs on this machine, and print a remedy for each problem."
     ),

@@ -6,19 +6,18 @@ In a mount, the commands that change something run the session's git. Elsewhere 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 from bonobofs import session
 from bonobofs.cli.actor import ActingAs, AgentOption, PolicyOption, RoleOption
 from bonobofs.cli.options import Argument, Group, Option
-from bonobofs.cli.output import document, say
-from bonobofs.errors import GitError, UsageError
-from bonobofs.policy.decision import Refused
+from bonobofs.cli.output import document, note, say
+from bonobofs.errors import GitError
+from bonobofs.git.session_git import GitExitError, SessionGit
 
 if TYPE_CHECKING:
     from bonobofs.git.git_guard import GitGuard
@@ -36,41 +35,17 @@ JsonOption = Annotated[bool, Option("--json", help="One JSON document.")]
 MessageOption = Annotated[str, Option("-m", "--message", metavar="TEXT", help="The commit message.")]
 
 
-class _SessionGit(NamedTuple):
-    """The git of the session in whose mount this command runs."""
-
-    program: Path
-    issue: str | None
-
-    def run(self, *arguments: str, quiet: bool = False) -> int:
-        """Run it, and return its exit status."""
-        output = subprocess.DEVNULL if quiet else None
-        return subprocess.run([self.program, *arguments], check=False, stdout=output, stderr=output).returncode
-
-    def read(self, *arguments: str) -> str:
-        """Run it, and return what it prints, without the last newline; "" if it fails."""
-        done = subprocess.run([self.program, *arguments], check=False, capture_output=True)
-        return "" if done.returncode else os.fsdecode(done.stdout).removesuffix("\n")
-
-    def check_clean(self) -> None:
-        """End with the exit status of a refusal if a tracked file differs from HEAD."""
-        if self.run("diff", "--quiet", "HEAD", quiet=True):
-            print("bonobofs: The working tree has uncommitted changes. Commit or stash them.", file=sys.stderr)
-            raise SystemExit(Refused.exit_code)
-
-    def demand(self, *arguments: str) -> None:
-        """Run it, and end with its exit status unless that is 0."""
-        status = self.run(*arguments)
-        if status:
-            raise SystemExit(status)
-
-
 @contextmanager
-def _acting(identity: ActingAs, issue: str | None = None) -> Iterator[GitGuard | _SessionGit]:
+def _acting(identity: ActingAs, issue: str | None = None) -> Iterator[GitGuard | SessionGit]:
     """Give the git of the mount around the working directory; outside a mount, the GitGuard of a new session."""
     called = identity.mount_session()
     if called is not None:
-        yield _SessionGit(called.directory / "bin/git", issue or called.issue)
+        try:
+            yield SessionGit(called.directory / "bin/git", issue or called.issue)
+        except GitExitError as error:
+            if error.message:
+                note(error.message)
+            raise SystemExit(error.status) from None
         return
     from bonobofs.git.git_guard import GitGuard  # noqa: PLC0415 - loads libgit2
 
@@ -100,8 +75,8 @@ def branch(
       bonobofs git branch aidlc/gt-17 --agent alice
     """
     with _acting(ActingAs(agent, role, policy)) as git:
-        if isinstance(git, _SessionGit):
-            git.demand("branch", name, base)
+        if isinstance(git, SessionGit):
+            git.branch(name, base)
         else:
             git.guarded_create_branch(name, git.agent, base)
             say(f"{name} made at {base}")
@@ -121,9 +96,8 @@ def checkout(
       bonobofs git checkout aidlc/gt-17 --agent alice
     """
     with _acting(ActingAs(agent, role, policy)) as git:
-        if isinstance(git, _SessionGit):
-            git.check_clean()
-            git.demand("checkout", name, "--")
+        if isinstance(git, SessionGit):
+            git.checkout(name)
         else:
             git.guarded_checkout_branch(name, git.agent)
             say(f"on {name}")
@@ -148,19 +122,12 @@ def commit(
       bonobofs git commit -m 'Add the plan' --issue gt-17 aidlc-docs/plan.md --agent alice
     """
     with _acting(ActingAs(agent, role, policy), issue) as git:
-        if isinstance(git, _SessionGit):
-            named = ["--", *map(str, files)] if files else []
-            if files:
-                git.demand("add", *named)
-            git.demand("commit", "-m", _with_issue(message, git.issue), *(["--only", *named] if files else []))
+        if isinstance(git, SessionGit):
+            git.commit(message, [str(file) for file in files or ()])
         else:
             paths = [os.path.abspath(path) for path in files] if files else _staged(git)
             made = git.guarded_commit(message, paths, git.agent, issue or "")
             say(f"{made[:_SHORT]} committed")
-
-
-def _with_issue(message: str, issue: str | None) -> str:
-    return message if issue is None or message.startswith("[") else f"[{issue}] {message}"
 
 
 def _staged(guard: GitGuard) -> list[str]:
@@ -193,8 +160,13 @@ def merge(
       bonobofs git merge aidlc/gt-17 aidlc/release --agent alice
     """
     with _acting(ActingAs(agent, role, policy), issue) as git:
-        if isinstance(git, _SessionGit):
-            _merge_in_mount(git, source, target, strategy)
+        if isinstance(git, SessionGit):
+            try:
+                git.merge(source, target, strategy)
+            except GitError as error:
+                for path in error.paths:
+                    say(f"conflict: {path}")
+                raise
             return
         into = target or git.get_status(git.agent).branch
         merged = git.guarded_merge(source, into, git.agent, strategy)
@@ -203,33 +175,6 @@ def merge(
         if not merged.success:
             raise GitError("there are conflicts, and nothing was changed", kind="conflict", paths=merged.conflicts)
         say(f"{into} at {str(merged.commit_hash)[:_SHORT]}{' by fast-forward' if merged.fast_forward else ''}")
-
-
-def _merge_in_mount(git: _SessionGit, source: str, target: str | None, strategy: str) -> None:
-    if strategy not in ("merge", "squash"):
-        raise UsageError(f"there is no merge strategy {strategy!r}: use merge or squash")
-    git.check_clean()
-    before = git.read("symbolic-ref", "--quiet", "--short", "HEAD") or git.read("rev-parse", "HEAD")
-    elsewhere = target not in (None, before)
-    if target is not None and elsewhere:
-        git.demand("checkout", "--quiet", target, "--")
-    try:
-        _merge_into_head(git, source, squash=strategy == "squash")
-    finally:
-        if elsewhere:
-            git.run("checkout", "--quiet", before, "--")
-
-
-def _merge_into_head(git: _SessionGit, source: str, *, squash: bool) -> None:
-    if git.run("merge", *(["--squash"] if squash else ["--no-edit"]), source) == 0:
-        if squash and git.run("diff", "--cached", "--quiet", quiet=True):
-            git.demand("commit", "--quiet", "-m", _with_issue(f"Squash {source}", git.issue))
-        return
-    conflicts = git.read("diff", "--name-only", "--diff-filter=U").splitlines()
-    git.run("reset", "--quiet", "--hard" if squash else "--merge", quiet=True)
-    for path in conflicts:
-        say(f"conflict: {path}")
-    raise GitError("git could not merge, and nothing was changed", kind="conflict", paths=conflicts)
 
 
 @app.command("status")

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from bonobofs.beads import BeadsIssue
 from bonobofs.beads.bd_command_line import ReadCommand, Step, UnsupportedCommand, WriteCommand, parse_command_line
-from bonobofs.beads.issue import issue_document
+from bonobofs.beads.issue import CLOSED, attachments_of, issue_document
 from bonobofs.beads.issue_service import IssueService
 from bonobofs.beads.refusals import UNSUPPORTED
 from bonobofs.companion.session_context import OTHERS, Content, SessionContext, check_arguments, kinds_of
@@ -24,6 +24,9 @@ from bonobofs.policy.decision import Denied, Refused, as_document
 from bonobofs.policy.request import Operation, WorkspacePath
 
 _FAILED: Final = 1
+_IN_LIST: Final = ("id", "title", "issue_type", "status", "priority", "assignee", "labels")
+_MOST_LISTED: Final = 1000
+_MOST_SHOWN: Final = 200
 _STEERING: Final = ("BEADS_", "BD_")
 _HARMLESS: Final = frozenset(
     {"BD_JSON", "BD_JSON_ENVELOPE", "BD_NO_HOOKS", "BD_NO_PAGER", "BD_NON_INTERACTIVE", "BD_PAGER", "BD_READONLY"}
@@ -68,11 +71,15 @@ def bd(session: SessionContext, arguments: list[str], variables: list[str]) -> A
     return _write(session, command_line)
 
 
-def _read(session: SessionContext, command_line: ReadCommand, caller: Caller) -> Any:
+def _check_role(session: SessionContext, caller: Caller) -> None:
     policy, role = session.guard.policy, session.guard.agent.role
     if role not in policy.roles:
         denied = Denied(*policy.unknown_role, WorkspacePath(""), Operation.CALL)
         raise session.guard.deny(denied, caller, guard="beads")
+
+
+def _read(session: SessionContext, command_line: ReadCommand, caller: Caller) -> Any:
+    _check_role(session, caller)
     with service_of(session).beads.locked_client() as client:
         output = client.read(command_line.arguments)
     if output.status is None:
@@ -145,6 +152,55 @@ def _operation(name: str, **kinds: Any) -> Callable[[SessionContext, dict[str, A
     return call
 
 
+def _list(session: SessionContext, filters: dict[str, Any]) -> Any:
+    """Return the issues that match, without their texts, the most urgent first."""
+    checked = check_arguments(filters, {"status": str | None, "assignee": str | None, "label": str | None})
+    status = CLOSED if checked.get("status") == "done" else checked.get("status")
+    found = []
+    for issue in _snapshot(session).values():
+        fits = (status or issue.status) == issue.status, checked.get("assignee", issue.assignee) == issue.assignee
+        if all(fits) and ("label" not in checked or checked["label"] in issue.labels):
+            document = issue_document(issue)
+            found.append({name: document[name] for name in _IN_LIST if name in document})
+    return sorted(found, key=lambda each: (each["priority"], each["id"]))[:_MOST_LISTED]
+
+
+def _show(session: SessionContext, arguments: dict[str, Any]) -> Any:
+    """Return an issue with its comments and attachments."""
+    issue_id = check_arguments(arguments, {"issue": str})["issue"]
+    _check_role(session, Caller("beads.show", {"issue": issue_id[:_MOST_SHOWN]}))
+    with service_of(session).beads.locked_client() as client:
+        issue = client.issue(issue_id)
+        comments = [comment._asdict() for comment in client.comments(issue_id)] if issue.comment_count else []
+    return {**issue_document(issue), "comments": comments, "attachments": attachments_of(issue)}
+
+
+def _snapshot(session: SessionContext) -> Mapping[str, BeadsIssue]:
+    _check_role(session, Caller("beads.list"))
+    with service_of(session).beads.locked_client() as client:
+        return client.all_issues()
+
+
+def _attach(session: SessionContext, arguments: dict[str, Any]) -> Any:
+    """Store path and hash of a file of the workspace in an issue."""
+    checked = check_arguments(arguments, {"issue": str, "path": str})
+    digest = session.tools.guarded_hash_file(checked["path"])
+    service = service_of(session)
+    call = service.attach(checked["issue"], digest.path, digest.sha256)
+    return _attached(service.run(call, session.guard.agent.id, "beads.attach"))
+
+
+def _detach(session: SessionContext, arguments: dict[str, Any]) -> Any:
+    checked = check_arguments(arguments, {"issue": str, "path": str})
+    service = service_of(session)
+    call = service.detach(checked["issue"], checked["path"])
+    return _attached(service.run(call, session.guard.agent.id, "beads.detach"))
+
+
+def _attached(issue: BeadsIssue) -> dict[str, Any]:
+    return {"issue": issue.id, "attachments": attachments_of(issue)}
+
+
 BEADS_CALLS: Final[dict[str, Callable[[SessionContext, dict[str, Any]], Any]]] = {
     "bd": lambda session, arguments: bd(session, **check_arguments(arguments, kinds_of(bd))),
     "create": _operation("create", title=Content, **{OTHERS: Any}),
@@ -155,4 +211,8 @@ BEADS_CALLS: Final[dict[str, Callable[[SessionContext, dict[str, Any]], Any]]] =
     "untie": _operation("untie", issue=str, other=str),
     "label": _operation("label", issue=str, add=list[str] | None, remove=list[str] | None),
     "comment": _operation("comment", issue=str, text=Content),
+    "list": _list,
+    "show": _show,
+    "attach": _attach,
+    "detach": _detach,
 }

@@ -15,11 +15,13 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from bonobofs.beads.bd_command_line import OPERATIONS
 from bonobofs.companion.git_calls import GIT_COMMANDS, PUBLISHING_CALLS, WITH_DESCRIPTORS
+from bonobofs.companion.mail_calls import MAIL_CALLS
 from bonobofs.companion.session_context import Content, SessionContext, check_arguments, kinds_of
 from bonobofs.enforcement.authorizer import Caller
 from bonobofs.errors import ForbiddenError, PolicyError, UsageError, reason
@@ -37,6 +39,8 @@ from bonobofs.state.session_rows import Holder
 from bonobofs.state.sessions import read_live
 
 _MARKS: Final = ("mark", "hook")
+_MOST_OPEN: Final = 256
+"""Tool calls whose begin is kept. A client that was killed ends none of its calls."""
 _LONGEST: Final = 200
 """Maximum characters of a claimed name or id."""
 
@@ -59,12 +63,16 @@ def _begin_call(
     """Record that a tool call of the client begins."""
     claims = {"tool_call": tool_call, "tool": tool, "agent_session": agent_session, "turn": turn, "subagent": subagent}
     named = {name: text[:_LONGEST] for name, text in claims.items() if text is not None}
+    session.tool_calls[named["tool_call"]] = datetime.now(UTC).isoformat(timespec="milliseconds")
+    if len(session.tool_calls) > _MOST_OPEN:
+        session.tool_calls.pop(next(iter(session.tool_calls)), None)
     session.guard.event("call_begin", named)
 
 
-def _end_call(session: SessionContext, tool_call: str) -> None:
-    """Record that a tool call of the client has ended."""
+def _end_call(session: SessionContext, tool_call: str) -> Any:
+    """Record that a tool call of the client has ended. Return {"begun": its begin, or "" if that is unknown}."""
     session.guard.event("call_end", {"tool_call": tool_call[:_LONGEST]})
+    return {"begun": session.tool_calls.pop(tool_call[:_LONGEST], "")}
 
 
 _GUARD: Final = "network"
@@ -131,7 +139,7 @@ if TYPE_CHECKING:
 _MAX_CLAIM: Final = 200
 _MAX_PATH: Final = 4096
 """Bytes: PATH_MAX of Linux. The server keeps and shows refused paths."""
-_WHOAMI: Final = ("agent", "agent_id", "team", "role", "chain", "session", "source")
+_WHOAMI: Final = ("agent", "agent_id", "team", "role", "chain", "issue", "session", "source")
 _LEASE_FIELDS: Final = ("patterns", "shared", "workspace", "until", "reason")
 
 
@@ -205,6 +213,21 @@ def _why(
 
     root = Path(session.session.mountpoint or session.session.source)
     return explain_in(root, root, change, session.guard.explain)
+
+
+def _repositories(session: SessionContext) -> Any:
+    """Return the source, and the worktrees of its repository that are not removed."""
+    from bonobofs.session import worktrees  # noqa: PLC0415 - few sessions list worktrees
+
+    source = session.session.source
+    found: list[dict[str, Any]] = [
+        {"kind": "source", "path": source, "branch": None, "issue": None, "agent": None, "mounted": True}
+    ]
+    for record, work, mounted in worktrees.statuses(session.home):
+        if source in (record.repository, str(work.with_name("tree"))):
+            about = {"branch": record.branch, "issue": record.issue, "agent": record.agent, "mounted": mounted}
+            found.append({"kind": "worktree", "path": str(work), **about})
+    return found
 
 
 def _show(session: SessionContext) -> Any:
@@ -336,6 +359,7 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     "why": _why,
     "show": _show,
     "ask.wait": _ask_wait,
+    "repo.list": _repositories,
     "lease.acquire": _acquire,
     "lease.extend": _extend,
     "lease.release": _release,
@@ -354,7 +378,8 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     "mark": _mark,
     "call.begin": _begin_call,
     "call.end": _end_call,
-    **{f"beads.{word}": _issue_call(word) for word in ("bd", *OPERATIONS)},
+    **MAIL_CALLS,
+    **{f"beads.{word}": _issue_call(word) for word in ("bd", "list", "show", "attach", "detach", *OPERATIONS)},
 }
 
 LIMITS: Final = {

@@ -119,6 +119,8 @@ class SessionContext:
         self.questions: SessionQuestions
         """Set by the companion."""
         self.access_path: Final = "."
+        self.tool_calls: Final[dict[str, str]] = {}
+        """The tool calls of the client that have begun: the time of each, UTC in ISO 8601, by its id."""
         self.network_error = ""
         """Why the operator's network list cannot be read, as last recorded."""
 

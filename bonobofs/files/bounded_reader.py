@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import islice
 from time import monotonic
 from typing import BinaryIO, Final, Generic, NamedTuple, TypeVar
@@ -30,6 +31,7 @@ MOST_SEARCHED: Final = 200_000
 """Limit of the files in one search."""
 
 _TRIES: Final = 100
+_BLOCK: Final = 1 << 20
 _RESERVED: Final = ".bonobofs"
 _NOT_ENTERED: Final = frozenset({".git", ".beads"})
 
@@ -73,8 +75,17 @@ class FileMatches:
     """A sentence on what is missing and how to get it; "" if complete."""
 
 
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """The SHA-256 of a file, in hex, and its size in bytes."""
+
+    path: str
+    sha256: str
+    size: int
+
+
 _Value = TypeVar("_Value")
-_Result = TypeVar("_Result", FileText, FileList, FileMatches)
+_Result = TypeVar("_Result", FileText, FileList, FileMatches, FileDigest)
 
 
 class Read(NamedTuple, Generic[_Result]):
@@ -113,6 +124,18 @@ class WorkspaceReader:
         cut = "" if part.whole else f"Only a part is given, because of its size; go on with offset {end + 1}."
         result = FileText(real, "\n".join(numbered), offset, end, part.total, cut)
         return Read(result, real, sum(len(line) for line in part.lines))
+
+    def digest(self, path: WorkspacePath) -> Read[FileDigest]:
+        """Hash a whole file. UsageError: that takes longer than the limit."""
+        real, descriptor = _retry_stale(lambda: self._open_file(path))
+        deadline, found, size = monotonic() + self._seconds, sha256(), 0
+        with open(descriptor, "rb", buffering=0) as file:
+            while block := file.read(_BLOCK):
+                found.update(block)
+                size += len(block)
+                if monotonic() > deadline:
+                    raise UsageError(f"{real} is too large to hash in {self._seconds:.0f} s")
+        return Read(FileDigest(real, found.hexdigest(), size), real, size)
 
     def entries(self, path: WorkspacePath, pattern: str | None, *, recursive: bool) -> Read[FileList]:
         """List the entries of a directory; with `recursive`, of its subdirectories too."""

@@ -24,7 +24,16 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from bonobofs.enforcement.authorizer import Authorizer, Caller
-from bonobofs.files.bounded_reader import SECONDS, FileList, FileMatches, FileText, OutsideError, Read, WorkspaceReader
+from bonobofs.files.bounded_reader import (
+    SECONDS,
+    FileDigest,
+    FileList,
+    FileMatches,
+    FileText,
+    OutsideError,
+    Read,
+    WorkspaceReader,
+)
 from bonobofs.files.file_guard import FileGuard, PathLike
 from bonobofs.files.results import (
     Closing,
@@ -39,7 +48,7 @@ from bonobofs.files.workspace import Workspace
 from bonobofs.policy.decision import Denied
 from bonobofs.policy.request import Operation, Request, WorkspacePath
 
-_Result = TypeVar("_Result", FileText, FileList, FileMatches)
+_Result = TypeVar("_Result", FileText, FileList, FileMatches, FileDigest)
 
 
 @recorded(
@@ -76,6 +85,10 @@ class FileTools(Closing):
         )
 
     read_file = as_result(guarded_read_file)
+
+    def guarded_hash_file(self, path: PathLike) -> FileDigest:
+        """Return the SHA-256 of a file. It needs the tool `read_file`."""
+        return self._answer(Operation.READ_FILE, path, {"digest": "sha256"}, self._reader.digest)
 
     def guarded_write_file(
         self,

@@ -91,7 +91,7 @@ def run_tool(link: SessionLink, tool: SessionTool, arguments: dict[str, Any]) ->
         return _answer({**document, "message": refused.strerror}, is_error=True)
     except (BonobofsError, OSError, RecursionError) as error:
         return _failed(error)
-    return _answer(result.model_dump(mode="json"))
+    return _answer(result.model_dump(mode="json", by_alias=True, exclude_unset=True))
 
 
 def _failed(error: Exception) -> CallToolResult:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.errors import MountError
+from bonobofs.errors import MountError, UsageError
 from bonobofs.ipc.client import call_within
 from bonobofs.session.session_list import session_of_mount
 
 _ANSWER_SECONDS: Final = 120.0
 """Timeout of each read from guard.sock. A search takes 10 s, a call of bd 60 s."""
+LONGEST_WAIT: Final = 100
+"""Seconds that one call waits for an answer of the operator."""
+_LARGEST_CALL: Final = (16 << 20) - 4096
+"""Bytes of one call that guard.sock reads."""
+_LONGEST_ESCAPE: Final = 6
 _POLICY: Final = "policy.md"
 _REFUSALS: Final = "denials.jsonl"
 _MOST_REFUSALS: Final = 20
@@ -24,8 +30,11 @@ class SessionLink(NamedTuple):
     """Directory of guard.sock and bin."""
     mountpoint: Path
 
-    def call(self, name: str, **arguments: Any) -> Any:
-        """Call guard.sock. Raises as `ipc.client.call_within`."""
+    def call(self, name: str, /, **arguments: Any) -> Any:
+        """Call guard.sock. Raises as `ipc.client.call_within`; UsageError: the call is too large for it."""
+        texts = sum(len(value) for value in arguments.values() if isinstance(value, str))
+        if texts > _LARGEST_CALL // _LONGEST_ESCAPE and len(json.dumps(arguments)) > _LARGEST_CALL:
+            raise UsageError("one call has at most 16 MiB, with escapes; write a larger file in the mount")
         return call_within(_ANSWER_SECONDS, self.inside, name, **arguments)
 
     def policy(self) -> str:

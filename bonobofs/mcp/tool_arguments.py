@@ -5,7 +5,7 @@ The schemas of `read_file`, `write_file`, `list_files` and `search_files` are th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -122,3 +122,95 @@ class LeaseExtend(Arguments):
 
 class LeaseRelease(Arguments):
     lease: Text | None = Field(None, description="UUID of the lease. Default: the agent's oldest lease")
+
+
+class MailboxSend(Arguments):
+    to: Texts = Field(description="Names of the agents that get the message")
+    subject: Text = Field(description="One line")
+    body: Text = Field(description="Markdown")
+    thread: Text | None = Field(None, description="Thread, such as the id of the issue")
+    importance: Literal["low", "normal", "high", "urgent"] | None = Field(None, description="Default: normal")
+
+
+class MailboxInbox(Arguments):
+    limit: int | None = Field(None, description="Maximum messages to return. Default: 20")
+    since: Text | None = Field(None, description="Only messages after this time (ISO 8601)")
+    urgent: bool | None = Field(None, description="Only messages of importance high or urgent")
+
+
+class TaskCreate(Arguments):
+    title: Text = Field(description="One line that says what is to be done")
+    type: Text | None = Field(None, description="task, bug, feature, chore, decision, message or epic. Default: task")
+    priority: int | None = Field(None, description="0, the most urgent, to 4. Default: 2")
+    description: Text | None = Field(None, description="What is to be done, and why")
+    design: Text | None = Field(None, description="How it is to be done")
+    acceptance: Text | None = Field(None, description="When it is done")
+    notes: Text | None = Field(None, description="Anything else")
+    assignee: Text | None = Field(None, description="Agent or person that does it")
+    labels: Texts | None = Field(None, description="Labels")
+    parent: Text | None = Field(None, description="Issue of which it is a part")
+    dependencies: Texts | None = Field(None, description="Issues that must be closed first: ID or TYPE:ID")
+
+
+class TaskList(Arguments):
+    status: Literal["open", "in_progress", "blocked", "deferred", "closed", "done"] | None = Field(
+        None, description="Only issues in this status"
+    )
+    assignee: Text | None = Field(None, description="Only issues of this assignee")
+    label: Text | None = Field(None, description="Only issues with this label")
+
+
+class TaskShow(Arguments):
+    issue: Text = Field(description="Id of the issue")
+
+
+class TaskAssign(Arguments):
+    issue: Text = Field(description="Id of the issue")
+    assignee: Text = Field(description="Agent or person; an empty text removes the assignee")
+
+
+class TaskStatus(Arguments):
+    issue: Text = Field(description="Id of the issue")
+    status: Literal["open", "in_progress", "done", "closed"] = Field(description="New status")
+
+
+class TaskComment(Arguments):
+    issue: Text = Field(description="Id of the issue")
+    text: Text = Field(description="The comment")
+
+
+class TaskCancel(Arguments):
+    issue: Text = Field(description="Id of the issue")
+    reason: Text = Field(description="Why it is closed without being done")
+
+
+class TaskAttach(Arguments):
+    issue: Text = Field(description="Id of the issue")
+    path: Text = Field(description="Path of a file (relative to project root)")
+
+
+class GitCommit(Arguments):
+    message: Text = Field(description="The commit message")
+    files: Texts | None = Field(None, description="Commit only these files, as they are now. Default: what is staged")
+
+
+class GitBranch(Arguments):
+    name: Text = Field(description="The branch")
+    base: Text | None = Field(None, description="Create it at this commit or branch. Default: HEAD")
+    checkout: bool | None = Field(None, description="If true, check the branch out")
+    create: bool | None = Field(None, description="If false, the branch exists. Default: true")
+
+
+class GitMerge(Arguments):
+    source: Text = Field(description="The branch to merge")
+    target: Text | None = Field(None, description="The branch that changes. Default: the current one")
+    strategy: Literal["merge", "squash"] | None = Field(None, description="Default: merge")
+
+
+class GitDiff(Arguments):
+    path: Text | None = Field(None, description="One file or directory. Default: all")
+
+
+class AskWait(Arguments):
+    question: Text = Field(description="Id of the question, from the refusal")
+    seconds: int | None = Field(None, description="How long to wait for the operator's answer. Default and most: 100")

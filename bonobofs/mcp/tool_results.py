@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Result(BaseModel):
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
         """Return the `outputSchema`."""
-        return cls.model_json_schema(mode="serialization")
+        return cls.model_json_schema()
 
 
 class FileContent(Result):
@@ -64,6 +64,7 @@ class DecisionResult(Result):
     chain: str | None = None
     until: str | None = None
     about: str | None = None
+    question: str | None = Field(None, description="Id of the question to the operator, for ask_wait")
 
 
 class LeaseResult(Result):
@@ -81,3 +82,115 @@ class LeaseResult(Result):
 
 class LeaseList(Result):
     leases: list[LeaseResult]
+
+
+class SentMessage(Result):
+    id: int | str | None
+    sent: str = Field(description="Time of the mail server")
+
+
+class Message(BaseModel):
+    id: int | str | None
+    sender: str | None = Field(alias="from")
+    subject: str | None
+    body_md: str | None
+    thread_id: str | None
+    importance: str | None
+    ack_required: bool | int | None
+    created_ts: str | float | None
+
+    model_config = ConfigDict(populate_by_name=True)
+
+
+class Inbox(Result):
+    messages: list[Message] = Field(description="The newest first")
+
+
+class TaskSummary(BaseModel):
+    id: str
+    title: str
+    issue_type: str
+    status: str
+    priority: int
+    assignee: str = ""
+    labels: list[str] = []
+
+
+class TaskListing(Result):
+    issues: list[TaskSummary] = Field(description="The most urgent first, at most 1000")
+
+
+class Dependency(BaseModel):
+    issue_id: str
+    depends_on_id: str
+    type: str
+
+
+class TaskComments(BaseModel):
+    id: str
+    author: str
+    text: str
+    created_at: str = ""
+
+
+class Task(Result, TaskSummary):
+    description: str = ""
+    design: str = ""
+    acceptance_criteria: str = ""
+    notes: str = ""
+    created_by: str = ""
+    created_at: str = ""
+    updated_at: str = ""
+    closed_at: str = ""
+    close_reason: str = ""
+    dependencies: list[Dependency] = []
+
+
+class TaskDetails(Task):
+    comments: list[TaskComments] = []
+    attachments: dict[str, str] = Field({}, description="SHA-256 by path")
+
+
+class Attachments(Result):
+    issue: str
+    attachments: dict[str, str] = Field(description="SHA-256 by path")
+
+
+class RepositoryPlace(BaseModel):
+    kind: str = Field(description="source or worktree")
+    path: str
+    branch: str | None
+    issue: str | None
+    agent: str | None
+    mounted: bool
+
+
+class RepositoryList(Result):
+    repositories: list[RepositoryPlace]
+
+
+class GitState(Result):
+    branch: str = Field(description='"" if HEAD is detached')
+    commit: str = Field(description='Commit of HEAD; "" if there is none')
+    output: str = Field("", description="What git said")
+
+
+class WorkTreeState(Result):
+    branch: str = Field(description='"" if HEAD is detached')
+    clean: bool = Field(description="No file is staged or modified")
+    staged: list[str]
+    modified: list[str]
+    untracked: list[str]
+
+
+class Patch(Result):
+    patch: str
+    cut: str = Field("", description='What is missing; "" if the patch is complete')
+
+
+class AnswerResult(Result):
+    question: str
+    path: str
+    state: str = Field(description="open: no answer yet; allowed: try again; denied: work in another way")
+    note: str = Field(description="What the operator says to the agent")
+    until: str = Field(description='End of the permission; "" until the session ends')

@@ -10,9 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from mcp_types import Tool, ToolAnnotations
 
+from bonobofs.mcp import git_tools
 from bonobofs.mcp import tool_arguments as inputs
 from bonobofs.mcp import tool_results as results
-from bonobofs.mcp.session_link import SessionLink
+from bonobofs.mcp.session_link import LONGEST_WAIT, SessionLink
 
 Run = Callable[[SessionLink, Any], Any]
 """Makes the call with its parsed arguments, and returns the result as JSON data."""
@@ -71,6 +72,18 @@ def _calls(name: str, key: str | None = None) -> Run:
     return run
 
 
+def _set_status(link: SessionLink, arguments: inputs.TaskStatus) -> Any:
+    """Change the status of an issue. A closed issue is opened by `beads.reopen`."""
+    if arguments.status == "open":
+        return link.call("beads.reopen", issue=arguments.issue)
+    return link.call("beads.update", **arguments.values())
+
+
+def _wait_for_answer(link: SessionLink, arguments: inputs.AskWait) -> Any:
+    seconds = LONGEST_WAIT if arguments.seconds is None else min(arguments.seconds, LONGEST_WAIT)
+    return link.call("ask.wait", question=arguments.question, seconds=seconds)
+
+
 _FILES: Final = (
     SessionTool(
         "read_file", "Read a file", "Read the contents of a file", READS,
@@ -92,6 +105,11 @@ _FILES: Final = (
         "why", "Ask whether a change is allowed",
         "Say whether the policy allows a change; if not, which rule refuses it and what to do instead.",
         READS, inputs.Why, results.DecisionResult, _calls("why"),
+    ),
+    SessionTool(
+        "ask_wait", "Wait for the operator's answer",
+        "Wait for the answer to the question of a refusal with code ASK. If it is allowed, repeat the refused change.",
+        READS, inputs.AskWait, results.AnswerResult, _wait_for_answer,
     ),
 )  # fmt: skip
 
@@ -115,4 +133,83 @@ _LEASES: Final = (
     ),
 )  # fmt: skip
 
-TOOLS: Final = {tool.name: tool for tool in (*_FILES, *_LEASES)}
+_MAIL: Final = (
+    SessionTool(
+        "mailbox_send", "Send mail", "Send a message to other agents, in the name of this agent.",
+        Hints(is_open_world=True), inputs.MailboxSend, results.SentMessage, _calls("mail.send"),
+    ),
+    SessionTool(
+        "mailbox_inbox", "Read mail", "Return the newest messages to this agent.",
+        Hints(is_read_only=True, is_idempotent=True, is_open_world=True),
+        inputs.MailboxInbox, results.Inbox, _calls("mail.inbox", "messages"),
+    ),
+)  # fmt: skip
+
+_TASKS: Final = (
+    SessionTool(
+        "task_create", "Create an issue", "Create an issue of the project.", ADDS,
+        inputs.TaskCreate, results.Task, _calls("beads.create"),
+    ),
+    SessionTool(
+        "task_list", "List issues", "List the issues of the project.", READS,
+        inputs.TaskList, results.TaskListing, _calls("beads.list", "issues"),
+    ),
+    SessionTool(
+        "task_show", "Show an issue", "Return one issue with its comments and attachments.", READS,
+        inputs.TaskShow, results.TaskDetails, _calls("beads.show"),
+    ),
+    SessionTool(
+        "task_assign", "Assign an issue", "Set the assignee of an issue.", SETS,
+        inputs.TaskAssign, results.Task, _calls("beads.update"),
+    ),
+    SessionTool(
+        "task_status", "Set the status of an issue",
+        "Begin (in_progress), finish (done), close or reopen (open) an issue.", SETS,
+        inputs.TaskStatus, results.Task, _set_status,
+    ),
+    SessionTool(
+        "task_comment", "Comment on an issue", "Add a comment to an issue of any assignee.", ADDS,
+        inputs.TaskComment, results.Task, _calls("beads.comment"),
+    ),
+    SessionTool(
+        "task_cancel", "Cancel an issue", "Close an issue that will not be done, with the reason.", SETS,
+        inputs.TaskCancel, results.Task, _calls("beads.close"),
+    ),
+    SessionTool(
+        "task_attach", "Attach a file", "Store path and SHA-256 of a file of the workspace in an issue.", SETS,
+        inputs.TaskAttach, results.Attachments, _calls("beads.attach"),
+    ),
+    SessionTool(
+        "task_detach", "Detach a file", "Remove a path from an issue. The file stays.", SETS,
+        inputs.TaskAttach, results.Attachments, _calls("beads.detach"),
+    ),
+    SessionTool(
+        "repo_list", "List repositories", "List the session's source and the worktrees of its repository.", READS,
+        inputs.NoArguments, results.RepositoryList, _calls("repo.list", "repositories"),
+    ),
+)  # fmt: skip
+
+_GIT: Final = (
+    SessionTool(
+        "git_commit", "Commit", "Commit the named files as they are now, or what is staged.", ADDS,
+        inputs.GitCommit, results.GitState, git_tools.commit,
+    ),
+    SessionTool(
+        "git_branch", "Create or check out a branch", "Create a branch, check it out, or both.", ADDS,
+        inputs.GitBranch, results.GitState, git_tools.branch,
+    ),
+    SessionTool(
+        "git_merge", "Merge a branch", "Merge a branch. If there are conflicts, nothing changes.", ADDS,
+        inputs.GitMerge, results.GitState, git_tools.merge,
+    ),
+    SessionTool(
+        "git_status", "Show the state of the work tree", "List staged, modified and untracked files.", READS,
+        inputs.NoArguments, results.WorkTreeState, git_tools.status,
+    ),
+    SessionTool(
+        "git_diff", "Show changes", "Return the changes of tracked files since the last commit as a patch.", READS,
+        inputs.GitDiff, results.Patch, git_tools.diff,
+    ),
+)  # fmt: skip
+
+TOOLS: Final = {tool.name: tool for tool in (*_FILES, *_LEASES, *_MAIL, *_TASKS, *_GIT)}

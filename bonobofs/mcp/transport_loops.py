@@ -27,7 +27,7 @@ _LARGEST_BODY: Final = 16 << 20
 
 def serve_stdio(directory: Path) -> None:
     """Serve until stdin ends. MountError: `directory` is in no mount."""
-    SessionServer(link_around(directory)).run("stdio")
+    _server(directory).run("stdio")
 
 
 def serve_http(directory: Path, port: int, token_file: Path, announce: Callable[[str], None]) -> None:
@@ -35,8 +35,8 @@ def serve_http(directory: Path, port: int, token_file: Path, announce: Callable[
 
     `announce` gets the address.
     """
-    server = SessionServer(link_around(directory))
     token = read_token(token_file)
+    server = _server(directory)
     try:
         listener = socket.create_server((_HOST, port))
     except OSError as error:
@@ -45,6 +45,13 @@ def serve_http(directory: Path, port: int, token_file: Path, announce: Callable[
     config = uvicorn.Config(RequireToken(app, token), log_level="error", lifespan="on")
     announce(f"http://{_HOST}:{listener.getsockname()[1]}/mcp")
     anyio.run(uvicorn.Server(config).serve, [listener])
+
+
+def _server(directory: Path) -> SessionServer:
+    """Return the server. The process leaves the mount, which it would keep busy."""
+    server = SessionServer(link_around(directory))
+    os.chdir("/")
+    return server
 
 
 def read_token(file: Path) -> str:

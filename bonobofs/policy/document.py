@@ -369,7 +369,7 @@ class NetworkTable(_Table):
 class PolicyDocument(_Table):
     """A policy, merged with its preset. `policy.engine.compile_policy` takes its `model_dump(mode="json")`."""
 
-    extends: Literal["project", "aidlc", "docs", "read-only"] | None = Field(default=None, exclude=True)
+    extends: Literal["project", "strict", "aidlc", "docs", "read-only"] | None = Field(default=None, exclude=True)
     replace: list[str] = Field(default=[], exclude=True)
     default: Literal["deny", "allow"] = "deny"
     default_role: Name = DEFAULT_ROLE

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from bonobofs.policy.compiled import EVERYTHING, Policy, compile_policy, defined_roles, meet
-from bonobofs.policy.decision import Decision, Denied
+from bonobofs.policy.compiled import DEFAULT_ROLE, EVERYTHING, Policy, compile_policy, defined_roles, meet
+from bonobofs.policy.decision import Code, Decision, Denied
 from bonobofs.policy.document import load
 from bonobofs.policy.engine import decide_in_source
 from bonobofs.policy.pattern import parse
@@ -69,10 +69,10 @@ def _shown(path: str) -> str:
 
 _SHOWN: Final = 3
 _RISKS: Final = {
-    "runs-by-itself": "files that take effect when the project is only opened or pushed",
-    "secrets": "files that hold secrets",
+    Code.ASK: "files that take effect when the project is only opened or pushed",
+    Code.PROTECTED: "files that hold secrets",
 }
-"""Rules of the preset `project` that refuse changes. `warnings` tries the paths of their examples."""
+"""By the code with which the preset `project` refuses them. `warnings` tries the paths of its examples."""
 
 
 def warnings(document: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
@@ -95,10 +95,13 @@ def _open_keys(document: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
 def _open_risks(policy: Policy, document: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Yield one warning for each kind of file that a role may change and that the preset `project` refuses."""
     project = load(preset_file("project")).model_dump(mode="json")
+    denied = [path for rule in project["rule"] for path in rule["examples"]["deny"]]
+    preset, agent = compile_policy(project), Principal("", "", DEFAULT_ROLE)
+    codes = {path: getattr(create(preset, agent, path), "code", None) for path in denied}
     rules = {rule["name"]: index for index, rule in enumerate(document.get("rule", ()))}
     hidden = False
-    for name, kind in _RISKS.items():
-        paths = next(rule["examples"]["deny"] for rule in project["rule"] if rule["name"] == name)
+    for code, kind in _RISKS.items():
+        paths = [path for path, found in codes.items() if found is code]
         admitted: dict[str, str] = {}
         for role in policy.roles:
             for path in paths:

@@ -10,7 +10,7 @@ from typing import Final
 
 from bonobofs.errors import PolicyError
 
-PRESETS: Final = ("project", "aidlc", "docs", "read-only")
+PRESETS: Final = ("project", "strict", "aidlc", "docs", "read-only")
 PRESET: Final = "preset:"
 """Prefix of the origin of a preset. The origin of any other policy is its file."""
 

@@ -220,8 +220,9 @@ class Original:
         if given.get("registration_token") != self.agents.get(name):
             raise ValueError("registration_token required")
         found = [one for one in self.messages if name in one["to"] and one["created_ts"] > since]
+        left_out = ("to",) if given.get("include_bodies") else ("body_md", "to")
         return [
-            {key: value for key, value in one.items() if key not in ("body_md", "to")}
+            {key: value for key, value in one.items() if key not in left_out}
             for one in reversed(found[-given["limit"] :])
         ]
 

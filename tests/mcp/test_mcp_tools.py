@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from typing import Any, Final
 
 import jsonschema  # type: ignore[import-untyped] # it has no types
@@ -19,6 +20,8 @@ from bonobofs.mcp.tools import TOOLS
 from bonobofs.policy.decision import Code
 from tests.mcp.conftest import Serve, Served
 from tests.mcp.seed_002 import TOOLS as SEED
+from tests.support.observe import companion_of, recorded
+from tests.support.wait import until
 from tests.support.world import Mounted
 
 
@@ -130,6 +133,7 @@ _BAD: Final[list[tuple[str, dict[str, Any], str]]] = [
     ("write_file", {"path": "a.md", "content": 3}, "valid string"),
     ("write_file", {"path": "a.md", "content": "a", "createonly": True}, "createonly"),
     ("write_file", {"path": "a.md", "content": "a" * (12 << 20) + "a"}, "at most"),
+    ("write_file", {"path": "a.md", "content": "\1" * (3 << 20)}, "16 MiB"),
     ("read_file", {"path": "a.md", "offset": 1.5}, "whole"),
     ("read_file", {"path": "a.md", "offset": 1e300}, "too large"),
     ("read_file", {"path": "a.md", "offset": 0}, "from 1 on"),
@@ -177,6 +181,16 @@ def test_after_the_end_of_the_mount_each_call_fails_at_once(served: Serve, mount
     mounted(mountpoint=path, agent="bob", role="impl")
     # The server stays that of alice's session: it never acts as bob.
     assert alice.refusal("write_file", path="tests/test_a.py", content="a")["error"]["type"] == "StateError"
+
+
+def test_a_companion_that_dies_is_waited_for(impl: Served) -> None:
+    """The server starts another one, which has the same session."""
+    impl.result("write_file", path="tests/test_a.py", content="a")
+    before = len(recorded(impl.world, "companion"))
+    os.kill(companion_of(impl.world.pid), signal.SIGKILL)
+    until(lambda: len(recorded(impl.world, "companion")) > before, "another stands")
+    impl.result("write_file", path="tests/test_b.py", content="b")
+    assert impl.result("read_file", path="tests/test_b.py")["path"] == "tests/test_b.py"
 
 
 _VALUES = st.recursive(

@@ -6,7 +6,7 @@ import pytest
 
 from bonobofs.git.branch_rules import new_branch, rules_of
 from bonobofs.policy import examples
-from bonobofs.policy.decision import Denied, Layer
+from bonobofs.policy.decision import Code, Denied, Layer
 from bonobofs.policy.document import load
 from bonobofs.policy.engine import Policy, compile_policy, decide
 from bonobofs.policy.examples import warnings
@@ -25,11 +25,11 @@ def verdict(policy: Policy, path: str, role: str = "agent", operation: Operation
         policy, Principal("alice", "1", role), Request(chosen, WorkspacePath(path.rstrip("/")), kind), SMALL
     )
     if isinstance(decision, Denied):
-        return f"{decision.code} {decision.rule}"
+        return ASKED if decision.code is Code.ASK else f"{decision.code} {decision.rule}"
     return decision.layer.value
 
 
-AUTORUN = "PROTECTED runs-by-itself"
+ASKED = "ASK"
 SECRET = "PROTECTED secrets"
 PROJECT = {
     "src/app.py": "source",
@@ -44,12 +44,19 @@ PROJECT = {
     "conftest.py": "source",
     "Dockerfile": "source",
     "README.md": "source",
-    "CLAUDE.md": "source",
-    "AGENTS.md": "source",
+    "CLAUDE.md": ASKED,
+    "docs/CLAUDE.md": ASKED,
+    "AGENTS.md": ASKED,
+    "docs/AGENTS.md": ASKED,
     "uv.lock": "source",
     "package-lock.json": "source",
+    "GEMINI.md": ASKED,
+    ".cursorrules": ASKED,
+    "venv39/lib/python3.9/site-packages/x.pth": ASKED,
+    "models/weights.pth": "source",
     ".gitignore": "source",
-    ".gitattributes": "source",
+    ".gitattributes": ASKED,
+    "docs/.gitattributes": ASKED,
     ".editorconfig": "source",
     ".eslintrc.json": "source",
     ".prettierrc": "source",
@@ -77,31 +84,31 @@ PROJECT = {
     "policy.toml": "PROTECTED protect:policy.toml",
     ".bonobofs/x": "PROTECTED protect:.bonobofs/",
     "../app.py": "OUTSIDE outside",
-    ".github/workflows/ci.yml": AUTORUN,
-    ".github/workflows/": AUTORUN,
-    ".github/actions/build/action.yml": AUTORUN,
-    ".gitlab-ci.yml": AUTORUN,
-    "Jenkinsfile": AUTORUN,
-    ".circleci/config.yml": AUTORUN,
-    "azure-pipelines.yml": AUTORUN,
-    ".claude/settings.json": AUTORUN,
-    ".claude/hooks/run.sh": AUTORUN,
-    "packages/web/.claude/": AUTORUN,
-    ".mcp.json": AUTORUN,
-    ".cursor/mcp.json": AUTORUN,
-    ".codex/config.toml": AUTORUN,
-    ".gemini/settings.json": AUTORUN,
-    ".vscode": AUTORUN,
-    ".vscode/tasks.json": AUTORUN,
-    "packages/web/.vscode/settings.json": AUTORUN,
-    "app.code-workspace": AUTORUN,
-    ".idea/workspace.xml": AUTORUN,
-    ".envrc": AUTORUN,
-    ".husky/pre-commit": AUTORUN,
-    ".pre-commit-config.yaml": AUTORUN,
-    ".gitmodules": AUTORUN,
-    ".devcontainer/devcontainer.json": AUTORUN,
-    "src/sitecustomize.py": AUTORUN,
+    ".github/workflows/ci.yml": ASKED,
+    ".github/workflows/": ASKED,
+    ".github/actions/build/action.yml": ASKED,
+    ".gitlab-ci.yml": ASKED,
+    "Jenkinsfile": ASKED,
+    ".circleci/config.yml": ASKED,
+    "azure-pipelines.yml": ASKED,
+    ".claude/settings.json": ASKED,
+    ".claude/hooks/run.sh": ASKED,
+    "packages/web/.claude/": ASKED,
+    ".mcp.json": ASKED,
+    ".cursor/mcp.json": ASKED,
+    ".codex/config.toml": ASKED,
+    ".gemini/settings.json": ASKED,
+    ".vscode": ASKED,
+    ".vscode/tasks.json": ASKED,
+    "packages/web/.vscode/settings.json": ASKED,
+    "app.code-workspace": ASKED,
+    ".idea/workspace.xml": ASKED,
+    ".envrc": ASKED,
+    ".husky/pre-commit": ASKED,
+    ".pre-commit-config.yaml": ASKED,
+    ".gitmodules": ASKED,
+    ".devcontainer/devcontainer.json": ASKED,
+    "src/sitecustomize.py": ASKED,
     ".env": SECRET,
     "app/.env.production": SECRET,
     "certs/server.pem": SECRET,
@@ -123,7 +130,7 @@ def test_the_decisions_of_the_preset_project(path: str) -> None:
 @pytest.mark.parametrize("operation", [Operation.WRITE_FILE, Operation.DELETE_FILE, Operation.RENAME, Operation.LINK])
 def test_project_refuses_every_kind_of_change_of_a_protected_path(operation: Operation) -> None:
     for path in (".vscode/tasks.json", ".mcp.json", ".env", ".github/workflows/ci.yml"):
-        assert verdict(POLICIES["project"], path, operation=operation).startswith("PROTECTED")
+        assert verdict(POLICIES["project"], path, operation=operation).startswith(("PROTECTED", ASKED))
 
 
 def test_a_directory_of_settings_cannot_be_a_symlink() -> None:
@@ -131,22 +138,40 @@ def test_a_directory_of_settings_cannot_be_a_symlink() -> None:
     request = Request(Operation.SYMLINK, WorkspacePath(".vscode"), Kind.SYMLINK)
     decision = decide(POLICIES["project"], Principal("alice", "1", "agent"), request, Context(target="editor"))
     assert isinstance(decision, Denied)
-    assert decision.rule == "runs-by-itself"
+    assert decision.rule == "ask:**/.vscode/"
 
 
 @pytest.mark.parametrize("role", ["impl", "worker", "lead", "orchestrator"])
 def test_the_roles_of_aidlc_keep_their_denials(role: str) -> None:
     assert verdict(POLICIES["project"], "src/app.py", role) == "source"
-    assert verdict(POLICIES["project"], ".mcp.json", role) == AUTORUN
+    assert verdict(POLICIES["project"], ".mcp.json", role) == ASKED
     assert verdict(POLICIES["project"], "src/app.py", "control").startswith("ROLE")
 
 
 def test_a_denial_says_why_and_what_to_do() -> None:
-    request = Request(Operation.CREATE_FILE, WorkspacePath(".mcp.json"))
+    request = Request(Operation.CREATE_FILE, WorkspacePath(".env"))
     decision = decide(POLICIES["project"], Principal("alice", "1", "agent"), request, SMALL)
     assert isinstance(decision, Denied)
-    assert "opened or pushed" in decision.reason
+    assert "secrets or credentials" in decision.reason
     assert "tell the operator" in decision.instead
+
+
+def test_each_pattern_of_the_rule_pack_says_what_would_run_it() -> None:
+    for name in ("project", "strict"):
+        text = preset_file(name).read_text(encoding="utf-8")
+        pack = text[text.index("[[ask]]") : text.index("[[rule]]", text.index("[[ask]]"))]
+        bare = [line for line in pack.splitlines() if line.startswith('    "') and "#" not in line]
+        assert bare in ([], ['    "**/sitecustomize.py",', '    "**/usercustomize.py",']), name
+
+
+@pytest.mark.parametrize("path", ["tests/test_app.py", "Makefile", "package.json", "setup.py", "src/app_test.go"])
+def test_strict_asks_for_code_that_a_person_runs(path: str) -> None:
+    assert verdict(POLICIES["strict"], path) == ASKED
+    assert verdict(POLICIES["project"], path) == "source"
+    assert verdict(POLICIES["strict"], "src/app.py") == "source"
+    for refused in (".mcp.json", ".github/workflows/ci.yml"):
+        assert verdict(POLICIES["strict"], refused) == ASKED
+    assert verdict(POLICIES["strict"], ".env") == "PROTECTED secrets"
 
 
 def test_git_in_project_requires_no_prefix_and_no_message_pattern() -> None:
