@@ -12,7 +12,7 @@ pruned.jsonl            tombstones of pruned trails, with their pruned.head
 network.toml            the operator's network lists (`sandbox.network_list`)
 worktrees/UUID/         an agent's worktree (`worktree_registry`)
 kept/UUID               files kept from a removed worktree, or the repository of an ended session
-policies/               the policy or the preset of each source (`project_policies`)
+policies/               the policy or the preset of each source (`project_policies`); validated policies, NAME.cache
 policy.toml             the operator's policy (optional)
 index.db                the search index (`audit.index_store`)
 published.json          the agent that published each branch (`git.source_refs`)
