@@ -7,6 +7,7 @@ of the fields of `AuditEntry`. The last key `hash` is the SHA-256 of the bytes b
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import MAXYEAR, MINYEAR, UTC, datetime
@@ -48,6 +49,24 @@ INODE: Final = "inode"
 """Key in the details of an intent with BY: inode number of the new content, if known."""
 TOUCHES: Final = "touches"
 """Key in the details of an intent: further paths that the change touches. A path with a final `/` is a subtree."""
+
+BEFORE: Final = "before"
+"""Key in the details of an intent: `state_text` of the file at the path before the change."""
+REPLACED: Final = "replaced_state"
+"""Key in the details of the intent of a rename: `state_text` of the file at the new path."""
+AFTER: Final = "after"
+"""Key in the details of an outcome: `state_text` of the file after the change."""
+UNDO: Final = "undo"
+"""Key in the details of an intent of an undo: name of the change that it takes back."""
+NOT_KEPT: Final = "not_kept"
+"""Key in the details of an outcome: why the old content was not kept."""
+OLD_TARGET: Final = "old_target"
+"""Key in the details of an intent: text of the symlink that the change removes."""
+XATTRS: Final = "xattrs"
+"""Key in the details of an intent: the extended attributes of the removed directory, name to hex."""
+OLD_VALUE: Final = "old_value"
+NEW_VALUE: Final = "new_value"
+"""Keys in the details of an intent: the extended attribute before and after the change, as hex; null: none."""
 
 _OTHER_PATHS: Final = ("to", "from")
 """Keys in details of another path: `to` is the new name of a rename; `from` is the old name of a link or of a staged
@@ -154,6 +173,17 @@ def instant(moment: datetime) -> str:
     """Format a time as ISO 8601 in UTC with microseconds. A time without a zone counts as UTC."""
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return aware.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def state_text(st: os.stat_result, hidden: int = 0) -> str:
+    """Format what the record keeps of a file: mode, uid, gid, mtime, size, inode, links, ctime.
+
+    `hidden`: the number of links that are in the store.
+    """
+    return (
+        f"{st.st_mode} {st.st_uid} {st.st_gid} {st.st_mtime_ns} {st.st_size} {st.st_ino} {st.st_nlink - hidden} "
+        f"{st.st_ctime_ns}"
+    )
 
 
 def object_of(details: dict[str, Any] | None) -> str:

@@ -35,6 +35,15 @@ _TREE: Final = {
         "mount.mark",
         "Begin a turn of the session in whose mount you are: the unit of audit report --turn and of undo.",
     ),
+    "history": _TreeEntry("undo.history", "Show the changes and refusals of a path, newest first."),
+    "show": _TreeEntry(
+        "undo.show", "Show one change: its record, the old and new state of the file, and the difference."
+    ),
+    "diff": _TreeEntry("undo.diff", "Show what changes did to the files, as a unified diff."),
+    "undo": _TreeEntry(
+        "undo.undo",
+        "Take back changes of files: exactly the selected ones, newest first.",
+    ),
     "why": _TreeEntry("why.why", "Explain whether a change is allowed and, if not, why and what to do instead."),
     "serve": _TreeEntry(
         "admin.serve",

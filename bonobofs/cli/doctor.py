@@ -22,8 +22,9 @@ from bonobofs.errors import BonobofsError, UsageError, reason
 from bonobofs.fuse import cpu_latency
 from bonobofs.policy.allow_list import EVERYTHING
 from bonobofs.sandbox import network_list
-from bonobofs.session import launcher
+from bonobofs.session import launcher, undo_service
 from bonobofs.system import syscalls
+from bonobofs.undo.image_expiry import usage
 
 FEW_FILES: Final = 4096
 LITTLE_SPACE: Final = 100 * 10**6
@@ -263,6 +264,15 @@ def _state() -> Iterator[Check]:
     yield _check("space for records", space if free < LITTLE_SPACE else "", space, remedy, needed=True)
 
 
+def _old_contents() -> Iterator[Check]:
+    try:
+        home = session.home()
+    except BonobofsError:
+        return  # `_state` says so
+    held = usage(undo_service.places_of(home))
+    yield _check("old contents", "", f"{held.files} files, {held.bytes / 10**6:.1f} MB in {home / 'undo'}", "")
+
+
 def _network() -> Iterator[Check]:
     try:
         home = session.home()
@@ -296,6 +306,7 @@ _LOOKS: Final[tuple[Callable[[], Iterator[Check]], ...]] = (
     _watching,
     _idling,
     _state,
+    _old_contents,
     _network,
     _mounts,
 )

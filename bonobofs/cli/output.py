@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -11,9 +13,9 @@ from typing import Any, TypeVar
 from bonobofs.system.terminal import escape
 
 
-def say(text: str) -> None:
-    """Print one line. Bytes that are not UTF-8 and terminal controls are escaped."""
-    print(escape(text))
+def say(text: str, colour: str = "") -> None:
+    """Print one line. Bytes that are not UTF-8 and terminal controls are escaped. `colour`: an SGR code, or ""."""
+    print(f"\x1b[{colour}m{escape(text)}\x1b[0m" if colour else escape(text))
 
 
 def note(text: str) -> None:
@@ -47,6 +49,20 @@ def listing(
         table(heading, rows)
     else:
         say(empty)
+
+
+@contextlib.contextmanager
+def paged() -> Iterator[None]:
+    """On a terminal, show what is printed during a `with` block in the pager of `PAGER`."""
+    if not sys.stdout.isatty():
+        yield
+        return
+    from pydoc import pager  # noqa: PLC0415 - only a terminal needs it
+
+    os.environ.setdefault("LESS", "FRX")
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        yield
+    pager(text.getvalue())
 
 
 @contextlib.contextmanager

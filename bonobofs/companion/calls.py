@@ -23,6 +23,7 @@ from bonobofs.beads.bd_command_line import OPERATIONS
 from bonobofs.companion.git_calls import GIT_COMMANDS, PUBLISHING_CALLS, WITH_DESCRIPTORS
 from bonobofs.companion.mail_calls import MAIL_CALLS
 from bonobofs.companion.session_context import Content, SessionContext, check_arguments, kinds_of
+from bonobofs.companion.undo_calls import UNDO_CALLS
 from bonobofs.enforcement.authorizer import Caller
 from bonobofs.errors import ForbiddenError, PolicyError, UsageError, reason
 from bonobofs.files.file_guard import operation_of
@@ -374,6 +375,7 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     "network.allowed": _allowed,
     "network.failed": _failed,
     "network.refused": _refused,
+    **UNDO_CALLS,
     **PUBLISHING_CALLS,
     "mark": _mark,
     "call.begin": _begin_call,

@@ -15,6 +15,7 @@ from bonobofs.agent_mail.courier import Courier, CourierCursors, Pace
 from bonobofs.audit.index import AuditIndex
 from bonobofs.audit.reader import trails_in
 from bonobofs.errors import BonobofsError, StateError
+from bonobofs.session import undo_service
 from bonobofs.session.mail_settings import Settings, open_mailbox, settings_of
 from bonobofs.session.retention import open_index, prune
 from bonobofs.state.database import Database
@@ -133,13 +134,14 @@ class IndexJob(PeriodicJob):
 
 
 class RetentionJob(PeriodicJob):
-    """Compresses the trails of ended sessions and prunes the oldest."""
+    """Compresses the trails of ended sessions, and prunes the oldest trails and pre-images."""
 
     name = "retention"
     pause = 30.0
 
     def step(self, may_continue: Condition) -> str:
         found = prune(self._home, may_continue=may_continue)
+        undo_service.expire_images(self._home)
         kept = [f"the trail of session {name} is kept: {reason}" for name, reason in found.kept.items()]
         return "; ".join([*found.failures, *kept])
 

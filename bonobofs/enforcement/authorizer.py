@@ -28,7 +28,9 @@ ACTIONS: Final[dict[Operation, str]] = {
     **dict.fromkeys((Operation.CREATE_ISSUE, Operation.CREATE_EPIC), "create"),
     **dict.fromkeys((Operation.DELETE_FILE, Operation.RMDIR), "delete"),
     **dict.fromkeys((Operation.DELETE_BRANCH, Operation.REMOVE_WORKTREE), "delete"),
-    **dict.fromkeys((Operation.CALL, Operation.READ_FILE, Operation.LIST_FILES, Operation.SEARCH_FILES), ""),
+    **dict.fromkeys(
+        (Operation.CALL, Operation.UNDO, Operation.READ_FILE, Operation.LIST_FILES, Operation.SEARCH_FILES), ""
+    ),
     Operation.CONNECT: "",
 }
 """`action` recorded for each operation. Operations not listed are `modify`."""
@@ -123,6 +125,10 @@ class Admission:
         self.details: dict[str, Any] | None = None
         self.reason = ""
 
+    def call_at_end(self, end: Callable[[Outcome], None]) -> None:
+        """Pass the outcome to `end`."""
+        self._end = end
+
     def __enter__(self) -> Permit:
         return self.permit
 
@@ -141,6 +147,22 @@ class Admission:
         self._end(
             Outcome(self.seq, self._request, self._action, error, self.written, self.details, self._guard, self.reason)
         )
+
+
+class Keeper(Protocol):
+    """Keeps the pre-images of changes by path (`undo.preimages`)."""
+
+    def before(self, request: Request) -> dict[str, Any]:
+        """Return the details for the intent of a change."""
+
+    def keep(self, number: int, request: Request, details: dict[str, Any]) -> str:
+        """Keep the old content for the intent `number`; return why it is not kept, or ""."""
+
+    def after(self, number: int, request: Request, details: dict[str, Any]) -> dict[str, Any]:
+        """Return the details for the outcome of a change."""
+
+    def drop(self, number: int) -> None:
+        """Remove what was kept for the intent `number`, whose change failed."""
 
 
 class Authorizer(Protocol):

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import CLOCK_BOOTTIME, clock_gettime, monotonic
 from typing import Any, Final
 
-from bonobofs.audit.entry import LAYER, object_of
+from bonobofs.audit.entry import LAYER, NOT_KEPT, object_of
 from bonobofs.audit.writer import Trail
 from bonobofs.enforcement.authorizer import (
     ACTIONS,
@@ -27,6 +27,7 @@ from bonobofs.enforcement.authorizer import (
     Admission,
     Caller,
     Head,
+    Keeper,
     Outcome,
     RelatedChange,
     WrongLayerError,
@@ -97,6 +98,8 @@ class Enforcer:
         """Number of changes for which the companion got a permit."""
         self.take_space: Callable[[Request], Denied | None] = lambda _: None
         """Returns the denial of a change for which the scratch layer has no room, or None."""
+        self.keeper: Keeper | None = None
+        """Keeps the old content of files that this process changes by path."""
         self._last_caller = NO_CALLER
         self._last_details = "{}"
         """The details of `_last_caller` as JSON."""
@@ -227,7 +230,7 @@ class Enforcer:
             return self.take_space(request) or decision
         return decision
 
-    def authorize(  # noqa: PLR0913 - the request, and the fields of its record
+    def authorize(  # noqa: PLR0913, PLR0915 - the request, and the fields of its record
         self,
         request: Request,
         context: Context | Permit = NO_FACTS,
@@ -239,13 +242,15 @@ class Enforcer:
         layer: Layer | None = Layer.SOURCE,
         guard: str = "file",
         sync: bool = False,
+        keeper: Keeper | None = None,
     ) -> Admission:
         """Authorize the change that `request` and all of `related` describe together, and record its intent.
 
         A `Permit` in place of a context or part must be from `permit`, under the present policy and leases. `size` is
         the number of bytes of the change, for the record. `action` is create, modify or delete; "" means the action of
         the operation. `layer` is the layer that the caller is about to change; None: the layer of the permit. `guard`
-        is file, git or beads. `sync`: the intent is on the disk when this returns.
+        is file, git or beads. `sync`: the intent is on the disk when this returns. `keeper` keeps the old content; by
+        default that of the session.
 
         Raises:
             Refused: the engine denies the request or a part, or the trail cannot be written. The trail gets the denial.
@@ -273,8 +278,13 @@ class Enforcer:
             details = {**(details or {}), LAYER: permits[-1].layer.value}
         if answers := [each.answer for each in permits if each.answer]:
             details = self._use(answers, details)
+        keeper = (keeper or self.keeper) if guard == "file" else None
+        if keeper is not None:
+            details = {**(details or {}), **keeper.before(request)}
         seq = self._intend(request, permit, caller, details, size, action, guard)
         admission = Admission(self._end, request, permit, seq, action, guard)
+        if keeper is not None and details is not None:
+            self._keep(keeper, admission, request, details)
         if sync:
             try:
                 self.trail.sync()
@@ -282,6 +292,18 @@ class Enforcer:
                 admission.end(errno.EIO)
                 raise self.deny(unrecorded(request), caller, guard=guard) from error
         return admission
+
+    def _keep(self, keeper: Keeper, admission: Admission, request: Request, details: dict[str, Any]) -> None:
+        not_kept = keeper.keep(admission.seq, request, details)
+
+        def end(outcome: Outcome) -> None:
+            if outcome.error:
+                keeper.drop(admission.seq)
+            more = {NOT_KEPT: not_kept} if not_kept else {}
+            states = {} if outcome.error else keeper.after(admission.seq, request, details)
+            self._end(outcome._replace(details={**(outcome.details or {}), **more, **states}))
+
+        admission.call_at_end(end)
 
     def decide_published(self, request: Request) -> Permit | Denied:
         """Return the decision on a change that brings a path to its published content."""
@@ -349,6 +371,7 @@ class Enforcer:
         now: float,
         *,
         caller: Caller = NO_CALLER,
+        details: dict[str, Any] | None = None,
         layer: Layer | None = Layer.SOURCE,
     ) -> WriteBatch:
         """Authorize a batch of writes to the file `key`, up to the batch's `limit` in size.
@@ -364,7 +387,8 @@ class Enforcer:
             return self._batches.add(
                 key, WriteBatch(request, permit, self._generation, counter.seq, now, caller, counter)
             )
-        details = None if permit.layer is Layer.SOURCE else {LAYER: permit.layer.value}
+        if permit.layer is not Layer.SOURCE:
+            details = {LAYER: permit.layer.value}
         if permit.answer:
             details = self._use([permit.answer], details)
         seq = self._intend(request, permit, caller, details, 0, ACTIONS.get(request.operation, "modify"))

@@ -7,11 +7,12 @@ program and scratch path.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
-from bonobofs.audit.entry import COUNTS, LAYER
+from bonobofs.audit.entry import AFTER, COUNTS, LAYER, NOT_KEPT, state_text
 from bonobofs.audit.writer import Trail
 from bonobofs.enforcement.authorizer import ACTIONS, Caller, Outcome
 from bonobofs.policy.decision import Layer, Permit
@@ -109,10 +110,12 @@ class WriteBatch:
         "generation",
         "last",
         "limit",
+        "not_kept",
         "permit",
         "request",
         "seq",
         "size",
+        "state",
         "written",
     )
 
@@ -137,6 +140,10 @@ class WriteBatch:
         self.written = 0
         self.size = 0
         self.attributes = 0
+        self.state: os.stat_result | None = None
+        """Stat after the last write, for the outcome."""
+        self.not_kept = ""
+        """Why the old content is not in the store of pre-images; "" if it is, or there was none."""
 
     def extend(self, permit: Permit) -> None:
         """Continue the batch under a new permit."""
@@ -175,9 +182,13 @@ class WriteBatches:
             batch.counter.batches -= 1
             batch.counter.add(action, error, batch.written)
             return
-        details = {"writes": batch.count, "size": batch.size}
+        details: dict[str, Any] = {"writes": batch.count, "size": batch.size}
         if batch.attributes:
             details["attributes"] = batch.attributes
+        if batch.state is not None:
+            details[AFTER] = state_text(batch.state)
+        if batch.not_kept:
+            details[NOT_KEPT] = batch.not_kept
         self._end(Outcome(batch.seq, batch.request, action, error, batch.written, details))
 
     def close_all(self) -> None:

@@ -49,7 +49,6 @@ _RECORDED: Final = _SIZE | _MODE | _OWNER
 """Of these attributes the record has the new values."""
 _KILL_SUIDGID: Final = int(p.Set.KILL_SUIDGID)
 _OPERATIONS: Final = {
-    _SIZE: Operation.TRUNCATE,
     _MODE: Operation.SET_MODE,
     _UID: Operation.SET_OWNER,
     _GID: Operation.SET_OWNER,
@@ -88,15 +87,18 @@ class AttrOps:
         known = None if valid & ~(_TIMES | _ATIME_NOW | _MTIME_NOW) else self._mount.nodes.get(header.node_id)
         if known is not None and known.store.prefix:
             return self._refresh_object(known)
-        node = self._mount.node_to_change(
-            header, _OPERATIONS.get(valid & (_SIZE | _OWNER | _MODE), Operation.SET_TIMES)
-        )
+        operation = _OPERATIONS.get(valid & (_OWNER | _MODE), Operation.SET_TIMES)
+        node = self._mount.node_to_change(header, Operation.TRUNCATE if valid & _SIZE else operation)
         if not valid & _RECORDED and (reply := self._set_times_in_batch(header, node, valid, fields)) is not None:
             return reply
         st = node.store.stat(node, changing=True)
         self._mount.check_external(node, st)
         # Bytes that the truncation frees; st_blocks counts units of 512.
-        in_thread = bool(valid & _SIZE) and self._mount.needs_thread(min(st.st_size - fields[3], st.st_blocks * 512))
+        in_thread = bool(valid & _SIZE) and self._mount.needs_thread(
+            max(min(st.st_size - fields[3], st.st_blocks * 512), self._mount.preimages.bytes_to_copy(node, st))
+        )
+        if valid & (_SIZE | _TIMES) and node.batch is not None:
+            self._mount.enforcer.close_batch(node.id)  # so that the outcomes are in the order of the changes
         path, kind = self._mount.path(node), kind_of(st.st_mode)
         changes = _attribute_changes(self._mount.layer_context(node), kind, st, valid, fields)
         if not changes:
@@ -113,12 +115,14 @@ class AttrOps:
         request = Request(changes[0][0], path, kind)
         if valid & _SIZE and node.layer is Layer.SCRATCH:
             self._layers.check_quota(header, request, node.ino, fields[3])
-        admission = self._mount.authorize(header, request, *permits, details=_details(valid, fields), layer=node.layer)
+        details = {**_details(valid, fields), **(self._mount.preimages.before_change(node, st) or {})}
+        admission = self._mount.authorize(header, request, *permits, details=details, layer=node.layer)
         if valid & _SIZE:
             steps = self._truncate(header, node, st, valid, fields, admission, path)
             return steps if in_thread else finished(steps)
         with admission as permit:
             self._set_others(node, valid, fields, permit)
+            self._mount.preimages.note_after(node, admission)
         return self._changed_attributes(node)
 
     def _refresh_object(self, node: Node) -> Reply:
@@ -153,6 +157,8 @@ class AttrOps:
         if st.st_nlink != 1:
             return None
         self._mount.check_external(node, st)
+        if not self._mount.enforcer.is_current(batch):
+            return None  # another program has changed the file
         return self._set_in_batch(node, batch, valid, fields)
 
     def _set_in_batch(self, node: Node, batch: WriteBatch, valid: int, fields: tuple[int, ...]) -> bytes:
@@ -163,6 +169,7 @@ class AttrOps:
             self._mount.enforcer.close_batch(node.id, error.errno or errno.EIO)
             raise
         batch.attributes += 1
+        batch.state = node.store.recent_stat(node)
         batch.last = self._mount.source.now
         return self._changed_attributes(node)
 
@@ -188,11 +195,13 @@ class AttrOps:
         path: WorkspacePath,
     ) -> Steps:
         with admission as permit:
+            yield from self._mount.preimages.keep_content_in_thread(node, admission, st)
             with duplicates(node.store.file(node, W)) as (fd,):
                 yield from self._mount.make_in_thread(node, lambda: node.store.truncate(fd, fields[3], permit))
                 if valid & _KILL_SUIDGID and st.st_mode & SET_IDS:
                     self._mount.kill_set_ids(header, node, fd, st, permit)
             self._set_others(node, valid, fields, permit)
+            self._mount.preimages.note_after(node, admission)
         reply = self._changed_attributes(node)
         self._layers.note_size(node, path)
         return reply
@@ -237,7 +246,7 @@ class AttrOps:
                 node.store.set_mode(node, mode & ~stat.S_ISGID, permit)
 
         change = RelatedChange(Request(operation, path, kind), context)
-        return self._change_xattr(header, node, change, st, name, len(value), effect)
+        return self._change_xattr(header, node, change, st, name, value, effect)
 
     def _change_xattr(
         self,
@@ -246,17 +255,19 @@ class AttrOps:
         change: RelatedChange,
         st: os.stat_result,
         name: bytes,
-        size: int,
+        value: bytes | None,
         effect: Callable[[Node, Permit], None],
     ) -> bytes:
-        """Make a change after which the attribute `name` has `size` bytes, or is gone if `size` is negative."""
+        """Make a change after which the attribute `name` has the value, or is gone if it is None."""
         request = change.request
         node, _, permit = self._layers.resolve(header, node, st, change)
-        growth = node.store.xattr_growth(node, name, size if size >= 0 else -len(name))
+        growth = node.store.xattr_growth(node, name, len(value) if value is not None else -len(name))
         self._check_xattr_space(header, node, request, growth)
-        details = {"name": os.fsdecode(name)}
-        with self._mount.authorize(header, request, permit, details=details, layer=node.layer):
+        details = {"name": os.fsdecode(name), **self._mount.preimages.before_xattr(node, name, value)}
+        admission = self._mount.authorize(header, request, permit, details=details, layer=node.layer)
+        with admission:
             effect(node, permit)
+            self._mount.preimages.note_after(node, admission)
         if node.layer is Layer.SCRATCH:
             self._mount.overlay.sizes.set_size(node.ino, request.path, attributes=growth)
         self._mark_own_attributes(node, node.store.stat(node))
@@ -286,7 +297,7 @@ class AttrOps:
         change = RelatedChange(
             Request(Operation.REMOVE_XATTR, path, kind_of(st.st_mode)), self._mount.layer_context(node)
         )
-        return self._change_xattr(header, node, change, st, name, -1, effect)
+        return self._change_xattr(header, node, change, st, name, None, effect)
 
     def _getxattr(self, header: Header, body: memoryview) -> Reply:
         size, _ = p.GETXATTR_IN.unpack_from(body)

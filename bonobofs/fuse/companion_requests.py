@@ -40,6 +40,7 @@ from bonobofs.policy.engine import compile_policy, in_source
 from bonobofs.policy.lease_set import compile_leases
 from bonobofs.state.home import GUARD_SOCKET, INSIDE
 from bonobofs.state.sessions import PARTLY, WATCHING, Live, PolicyMark, write_live
+from bonobofs.undo.preimages import PathKeeper
 
 _NO_COMPANION: Final = "no process watches it"
 _KEEPS_ENDING: Final = (
@@ -89,6 +90,7 @@ class RemoteAuthorization:
         self._notifications: Final = mount.notifications
         self._root: Final = mount.source.root
         self._session: Final = session
+        self.keeper: PathKeeper | None = None
         self._in_flight: Final[dict[int, _InFlight]] = {}
         self._last_own = 0
         self._in_threads: Final[set[int]] = set()
@@ -232,7 +234,7 @@ class RemoteAuthorization:
                 raise self._enforcer.deny(decision, caller, guard=guard)
             permits.append(decision)
         first = changes[0].request
-        admission = self._enforcer.authorize(first, *permits, caller=caller, **record)
+        admission = self._enforcer.authorize(first, *permits, caller=caller, keeper=self.keeper, **record)
         self._enforcer.companion_changes += 1
         self._in_flight[request["id"]] = self._track(admission, changes, {**caller.details, **details})
         return encode_decision(admission.permit)

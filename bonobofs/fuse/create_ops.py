@@ -22,12 +22,17 @@ from bonobofs.fuse.temp_files import TempFileOps
 from bonobofs.policy.decision import Layer, Permit
 from bonobofs.policy.request import Context, Kind, Operation, Request, kind_of
 
+BY_GIT: Final = "git wrote the content of a kept file; take it back with git"
+"""Why the old content of a file that `[[keep]]` protects has no pre-image: its commit has it."""
 _CREATING: Final = 0
 """Key of a write batch whose file has no node yet."""
 
 
 class CreateOps:
     """Handlers that create names."""
+
+    _has_truncated = False
+    """Whether the last created file existed, and was truncated for git."""
 
     def __init__(self, mount: MountContext, staged: TempFileOps, layers: OverlayOps, grants: GrantOps) -> None:
         self._mount: Final = mount
@@ -73,6 +78,9 @@ class CreateOps:
         self._layers.add_upper(parent, target_dir, name)
         self._mount.enforcer.rename_batch(_CREATING, node.id)
         node.batch = self._layers.limit_batch(batch, node, 0)
+        batch.state = os.fstat(node.fd) if node.layer is Layer.SOURCE else None
+        batch.not_kept = BY_GIT if self._has_truncated else ""
+        node.kept_turn = self._mount.enforcer.trail.turn
         node.has_no_xattrs = True
         return reply + OPENED
 
@@ -85,6 +93,7 @@ class CreateOps:
             return staged, self._staged.staged_entry(staged)
         store = target_dir.store
         fd = self._grants.replace_kept(target_dir, directory, name, mode, permit) if self._mount.grants.hidden else -1
+        self._has_truncated = fd >= 0
         fd = store.create(directory, name, mode, permit) if fd < 0 else fd
         st = os.fstat(fd)
         reply = self._mount.entry(target_dir, name, st, created=True, is_open=True)
@@ -124,7 +133,8 @@ class CreateOps:
             context = Context(size=0, mode=self._mount.effective_mode(directory, mode & 0o7777, umask))
         permit = self._staged.permit_new_name(header, request, context)
         groups = self._mount.groups(header, body)
-        with self._mount.authorize(header, request, permit, layer=None) as permit:
+        admission = self._mount.authorize(header, request, permit, layer=None)
+        with admission as permit:
             target_dir, directory = self._layers.target_dir(header, request, parent, directory, permit)
             if permit.layer is Layer.STAGED:
                 stage = partial(self._staged.stage_file, parent, directory, name, mode & 0o7777, permit)
@@ -132,6 +142,8 @@ class CreateOps:
             make = partial(target_dir.store.mknod, directory, name, mode, p.unpack_rdev(device), permit)
             self._mount.run_as(header, groups, umask, make)
             self._layers.add_upper(parent, target_dir, name)
+            if target_dir.layer is Layer.SOURCE:
+                self._mount.preimages.after_name(admission, directory, name)
         return self._created_entry(target_dir, directory, name)
 
     def _symlink(self, header: Header, body: memoryview) -> Reply:
@@ -184,7 +196,7 @@ class CreateOps:
             node = self._layers.copy_up(header, node, permits[1])
             st = node.store.stat(node)
         assert node.parent is not None
-        details = {"from": old.request.path}
+        details = {"from": old.request.path, **(self._mount.preimages.before_change(node, st) or {})}
         admission = self._mount.authorize(header, new, *permits, details=details, layer=node.layer)
         with admission as permit:
             target_dir, directory = self._layers.target_dir(header, new, parent, directory, permit)

@@ -39,6 +39,13 @@ def fingerprint_of(st: os.stat_result) -> int:
     return st.st_size << 62 | st.st_ctime_ns
 
 
+def _end_batch(node: Node) -> None:
+    """After an external change, let the next write have an intent of its own, and keep the content before it."""
+    node.kept_turn = -1
+    if node.batch is not None:
+        node.batch.generation = -1
+
+
 def fingerprint_after_rename(st: os.stat_result) -> int:
     """Return the fingerprint to store after an own link or rename: ctime will change, size and mtime will not."""
     return -2 - (st.st_size << 62 | st.st_mtime_ns & _MODIFICATION)
@@ -149,6 +156,7 @@ class ExternalChanges:
 
     def on_difference(self, node: Node, st: os.stat_result) -> None:
         """Invalidate a node that differs from its fingerprint, and report the change as a suspect."""
+        _end_batch(node)
         self._notifications.inode(node.id, 0, 0)
         if not node.is_dir and self.watched:
             self._add_suspect(self._inodes.path(node), MODIFIED, st)
@@ -214,6 +222,7 @@ class ExternalChanges:
             return  # it was only opened for writing, or its directory was moved here
         if node is not None:
             self._notifications.inode(node.id, 0, 0)
+            _end_batch(node)
         self._remember(node, st)
         self._add_suspect(self._text(path, name), kinds & (MADE | BEGAN) | MODIFIED, st)
 

@@ -16,7 +16,7 @@ import os
 import stat
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bonobofs.audit.entry import BY
 from bonobofs.audit.temp_cleanup import stray_name
@@ -153,12 +153,17 @@ class GrantOps:
         return None if grant is None or path in self._mount.grants.published or grant.mode == GONE else grant
 
     def admission(
-        self, header: Header, request: Request, context: Context | Permit = NO_FACTS, st: os.stat_result | None = None
+        self,
+        header: Header,
+        request: Request,
+        context: Context | Permit = NO_FACTS,
+        st: os.stat_result | None = None,
+        details: dict[str, Any] | None = None,
     ) -> Admission:
         """Return the admission of a change of a name. `st` is the file that a removal removes."""
         if self._mount.grants.files and self._mount.grants.accept_change(request, st):
-            return self._mount.enforcer.authorize_published(request, self._mount.caller(header))
-        return self._mount.authorize(header, request, context, layer=None)
+            return self._mount.enforcer.authorize_published(request, self._mount.caller(header), details)
+        return self._mount.authorize(header, request, context, details=details, layer=None)
 
     def take_in_file(
         self, header: Header, grant: Grant, parent: Node, name: bytes, umask: int, groups: tuple[int, ...]
@@ -166,9 +171,9 @@ class GrantOps:
         """Create a granted file whole. Return the reply to CREATE."""
         request = Request(Operation.CREATE_FILE, self._mount.join(parent, name))
         temporary, mode, store = stray_name().encode(), 0o777 if grant.mode == EXECUTABLE else 0o666, parent.store
-        with self._mount.enforcer.authorize_published(
-            request, self._mount.caller(header), {BY: temporary.decode()}
-        ) as permit:
+        details = {BY: temporary.decode(), **self._before_taking_in(parent, name)}
+        admission = self._mount.enforcer.authorize_published(request, self._mount.caller(header), details)
+        with admission as permit:
             if header.uid:
                 store.check_reserve(grant.size)
             directory = store.directory(parent, changing=True)
@@ -181,7 +186,8 @@ class GrantOps:
                     job = LongCall(call)
                     yield job
                     job.check()
-                self._put_in_place(parent, name, temporary, grant, permit)
+                self._put_in_place(parent, name, temporary, grant, admission)
+                self._mount.preimages.after(parent, admission, os.fstat(fd))
             except BaseException:
                 os.close(fd)
                 with suppress(FileNotFoundError):
@@ -204,22 +210,28 @@ class GrantOps:
         if grant is None or grant.mode != SYMLINK or os.pread(grant.buffer, grant.size, grant.offset) != target:
             return False
         request = Request(Operation.SYMLINK, self._mount.join(parent, name), Kind.SYMLINK)
-        temporary, details = stray_name().encode(), {"target": os.fsdecode(target)}
-        with self._mount.enforcer.authorize_published(
-            request, self._mount.caller(header), {BY: temporary.decode(), **details}
-        ) as permit:
+        temporary = stray_name().encode()
+        details = {BY: temporary.decode(), "target": os.fsdecode(target), **self._before_taking_in(parent, name)}
+        admission = self._mount.enforcer.authorize_published(request, self._mount.caller(header), details)
+        with admission as permit:
             directory = parent.store.directory(parent, changing=True)
             self._mount.run_as(header, groups, 0, partial(parent.store.symlink, directory, temporary, target, permit))
             self._mount.own_effects.note_name(parent.ino, temporary, 0)
             try:
-                self._put_in_place(parent, name, temporary, grant, permit)
+                self._put_in_place(parent, name, temporary, grant, admission)
             except BaseException:
                 with suppress(FileNotFoundError):
                     parent.store.unlink(parent.store.directory(parent, changing=True), temporary, permit)
                 raise
         return True
 
-    def _put_in_place(self, parent: Node, name: bytes, temporary: bytes, grant: Grant, permit: Permit) -> None:
+    def _before_taking_in(self, parent: Node, name: bytes) -> dict[str, Any]:
+        """Return the state of the file that a granted file replaces, for the intent."""
+        directory = parent.store.directory(parent, changing=True)
+        replaced = _status(directory, name)
+        return {} if replaced is None else self._mount.preimages.before_removal(directory, name, replaced) or {}
+
+    def _put_in_place(self, parent: Node, name: bytes, temporary: bytes, grant: Grant, admission: Admission) -> None:
         """Rename the whole file onto its path. EEXIST: the path has changed since the grant."""
         path, store = self._mount.join(parent, name), parent.store
         directory = store.directory(parent, changing=True)
@@ -230,7 +242,8 @@ class GrantOps:
             raise os_error(errno.EEXIST)
         other = None if replaced is None else self._mount.pin_for_removal(parent, directory, name, replaced)
         flags = syscalls.RENAME_NOREPLACE if replaced is None else 0
-        self._mount.unpin_on_failure(other, lambda: store.rename(directory, temporary, directory, name, flags, permit))
+        rename = partial(store.rename, directory, temporary, directory, name, flags, admission.permit)
+        self._mount.preimages.replace(admission, replaced, other, directory, name, rename)
         self._mount.grants.published.add(path)
         if replaced is not None:
             self._mount.after_unlink(other, parent, name, replaced)

@@ -36,6 +36,9 @@ class Node:
     `fingerprint` is the state that the kernel last got (`external_changes.fingerprint_of`), or UNKNOWN.
     `mounted_over`: something else is mounted on this directory, which is shown empty. `has_no_xattrs`: the file was
     created through this mount and has been given no extended attribute.
+
+    `kept`: the number of the pre-image that is a link of this inode, or 0. `kept_turn`: the last turn in which the
+    content was kept.
     """
 
     __slots__ = (
@@ -50,6 +53,8 @@ class Node:
         "ino",
         "is_dir",
         "keeps_fd",
+        "kept",
+        "kept_turn",
         "kind",
         "layer",
         "lookups",
@@ -90,6 +95,8 @@ class Node:
         self.checked = 0.0
         self.batch: WriteBatch | None = None
         self.fingerprint = UNKNOWN
+        self.kept = 0
+        self.kept_turn = -1
 
 
 class InodeTable:

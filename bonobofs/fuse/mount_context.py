@@ -21,10 +21,22 @@ from bonobofs.fuse.fd_cache import stale
 from bonobofs.fuse.inode_table import UNKNOWN, InodeTable, Node
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.overlay import Overlay
+from bonobofs.fuse.preimage_ops import PreimageOps
 from bonobofs.fuse.slices import Busy, LongCall, Result, Steps
 from bonobofs.fuse.splice import FileRange
 from bonobofs.policy.decision import Code, Denied, Layer, Permit, Refused
-from bonobofs.policy.request import EXISTS, NO_FACTS, STAGED, Context, Kind, Operation, Request, WorkspacePath, kind_of
+from bonobofs.policy.request import (
+    EXISTS,
+    NO_FACTS,
+    OF_CONTENT,
+    STAGED,
+    Context,
+    Kind,
+    Operation,
+    Request,
+    WorkspacePath,
+    kind_of,
+)
 from bonobofs.system.paths import is_within
 
 if TYPE_CHECKING:
@@ -119,6 +131,7 @@ class MountContext:
 
         No request may change anything in them, or move a directory above.
         """
+        self.preimages: Final = PreimageOps(self)
         self.append_lock: AppendLock | None = None
         """The lock that the servers of the same source share for appends."""
         self.repository: SessionGitDir | None = None
@@ -186,6 +199,8 @@ class MountContext:
             raise Busy
         if node.ino in self.external_changes.thread_changes:
             raise Busy
+        if node.kept and operation in OF_CONTENT:
+            self.preimages.detach(node)
         return node
 
     def _check_repository(self, header: Header, operation: Operation, node: Node, name: bytes) -> None:
@@ -335,6 +350,8 @@ class MountContext:
         return self._overlay_attr(node, st)
 
     def _overlay_attr(self, node: Node, st: os.stat_result) -> bytes:
+        if node.kept:
+            return p.with_links(p.pack_attr(st), st.st_nlink - 1)
         if self.temp_files.directories and (names := self.temp_files.names(node)):
             return p.with_links(p.pack_attr(st), st.st_nlink + names)
         if node.is_dir and self.overlay.directories and (dressed := self.attribute_node(node)) is not node:
@@ -380,7 +397,8 @@ class MountContext:
         A hard link may have names under several rules. The engine decides the change for each known name. Names that
         are unknown, or no longer lead to the file, count as not permitted.
         """
-        if st.st_nlink < 2 and (node.parent is not None or node.layer is not Layer.SOURCE):
+        links = st.st_nlink - (node.kept > 0)
+        if links < 2 and (node.parent is not None or node.layer is not Layer.SOURCE):
             return context
         if st.st_nlink > MOST_NAMES:
             return context._replace(foreign_names=st.st_nlink)
@@ -402,7 +420,7 @@ class MountContext:
                     # If the own name is leased, the decision for it says so and names the holder.
                     path = self.path(node) if own is None else own
                     good += decision.code is Code.LEASED and self.join(parent, name) == path
-        return context._replace(foreign_names=st.st_nlink - good)
+        return context._replace(foreign_names=links - good)
 
     def layer_context(self, node: Node) -> Context:
         """Return the context of a change of which only the node's layer matters."""

@@ -76,8 +76,12 @@ class ReadOps:
         fd = os.dup(node.store.fd_to_sync(node))
         sync_file = os.fdatasync if data_only else os.fsync
 
+        store, ino = self._mount.preimages.store, node.ino
+
         def sync() -> None:
             self._mount.enforcer.trail.sync()
+            if store is not None:
+                store.sync(ino)
             sync_file(fd)
 
         job = LongCall(sync)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from typing import Final
 
 from bonobofs.errors import os_error
@@ -40,9 +41,13 @@ class RemoveOps:
             raise os_error(errno.ENOENT)
         if self._mount.grants.files and layer_dir is parent and self._mount.grants.hide_replaced(request.path, st):
             return NOTHING
-        with self._grants.admission(header, request, LEAVES, st) as permit:
-            remove = self._layers.removal(layer_dir, permit, layer_dir.store.unlink)
+        in_source = layer_dir.layer is Layer.SOURCE
+        details = self._mount.preimages.before_removal(directory, name, st) if in_source else None
+        admission = self._grants.admission(header, request, LEAVES, st, details)
+        with admission as permit:
             node = self._mount.pin_for_removal(layer_dir, directory, name, st)
+            unlink = partial(self._mount.preimages.unlink, layer_dir.store, admission, st, node)
+            remove = self._layers.removal(layer_dir, permit, unlink)
             self._mount.unpin_on_failure(node, lambda: remove(directory, name, permit))
         self._mount.after_unlink(node, layer_dir, name, st)
         self._layers.hide_name(parent, name, permit)
@@ -58,7 +63,10 @@ class RemoveOps:
         by_default = isinstance(decision, Denied) and decision.code is Code.DEFAULT
         if by_default and layer_dir.layer is Layer.SOURCE and self._mount.source.has_names(directory, name):
             raise os_error(errno.ENOTEMPTY)  # git tries to remove it after each file; no denial is recorded
-        with self._grants.admission(header, request, decision if isinstance(decision, Permit) else LEAVES) as permit:
+        in_source = layer_dir.layer is Layer.SOURCE
+        details = self._mount.preimages.before_removal(directory, name, st) if in_source else None
+        context = decision if isinstance(decision, Permit) else LEAVES
+        with self._grants.admission(header, request, context, details=details) as permit:
             self._layers.check_shown_empty(layer_dir, directory, name, request.path, permit)
             remove = self._layers.removal(layer_dir, permit, layer_dir.store.rmdir)
             node = self._mount.pin_for_removal(layer_dir, directory, name, st)

@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Final
 
 from bonobofs.audit.entry import REPLACES
-from bonobofs.enforcement.authorizer import RelatedChange, WrongLayerError
+from bonobofs.enforcement.authorizer import Admission, RelatedChange, WrongLayerError
 from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_after_rename
@@ -97,10 +97,12 @@ class RenameOps:
             self._check_source_ends(origin, target, exchange=exchange)
             if not exchange and target.st is not None and not _is_same_file(origin, target):
                 details[REPLACES] = True
+            details |= self._mount.preimages.before_rename(origin, target)
         assert origin.st is not None
         request = Request(Operation.RENAME, origin.path, kind_of(origin.st.st_mode))
-        with self._mount.authorize(header, request, *permits, details=details, layer=layer) as permit:
-            self._move(origin, target, flags, permit)
+        admission = self._mount.authorize(header, request, *permits, details=details, layer=layer)
+        with admission:
+            self._move(origin, target, flags, admission)
         return NOTHING
 
     def _layer_of_move(self, origin: End, target: End, permits: list[Permit], *, exchange: bool) -> Layer:
@@ -127,8 +129,9 @@ class RenameOps:
             if end.st is not None and stat.S_ISDIR(end.st.st_mode) and self._mount.is_in_use(end.path):
                 raise os_error(errno.EBUSY)
 
-    def _move(self, origin: End, target: End, flags: int, permit: Permit) -> None:
+    def _move(self, origin: End, target: End, flags: int, admission: Admission) -> None:
         """Rename in the layer of the permit. In the overlay, a file of the source under either name is hidden."""
+        permit = admission.permit
         exchange, same = bool(flags & syscalls.RENAME_EXCHANGE), _is_same_file(origin, target)
         st, replaced, upper_target, store = origin.st, target.st, target, self._mount.source
         assert st is not None
@@ -140,7 +143,9 @@ class RenameOps:
         if permit.layer is not Layer.SOURCE:
             upper_target, store = self._upper_end(target, permit), self._mount.overlay.store
         ends = origin.directory, origin.name, upper_target.directory, target.name
-        self._mount.unpin_on_failure(other, lambda: store.rename(*ends, flags, permit))
+        rename = partial(store.rename, *ends, flags, permit)
+        lost = None if permit.layer is not Layer.SOURCE or exchange or same else replaced
+        self._mount.preimages.replace(admission, lost, other, target.directory, target.name, rename)
         if same:
             return
         if exchange and replaced is not None:
@@ -152,14 +157,17 @@ class RenameOps:
         self._note_moved(moved, origin, upper_target, st)
         if permit.layer is not Layer.SOURCE:
             if not exchange:
-                self._layers.hide_name(origin.shown, origin.name, permit)
-                self._layers.add_upper(target.shown, upper_target.parent, target.name)
-                self._mount.overlay.sizes.add_names(origin.path, -1)
+                self._move_in_overlay(origin, target, upper_target, permit)
             self._layers.note_size(moved, target.path)
             self._layers.note_size(other if exchange else None, origin.path)
         else:
             self._staged.move_staged(origin, target, exchange=exchange)
             self._move_upper(origin, target, permit, exchange=exchange)
+
+    def _move_in_overlay(self, origin: End, target: End, upper_target: End, permit: Permit) -> None:
+        self._layers.hide_name(origin.shown, origin.name, permit)
+        self._layers.add_upper(target.shown, upper_target.parent, target.name)
+        self._mount.overlay.sizes.add_names(origin.path, -1)
 
     def _pin_replaced(self, target: End, replaced: os.stat_result, permit: Permit) -> Node | None:
         if stat.S_ISDIR(replaced.st_mode):

@@ -51,6 +51,7 @@ from bonobofs.policy.request import Principal
 from bonobofs.state import scratch_dir as layers
 from bonobofs.state.home import GUARD_SOCKET, INSIDE, denials_path
 from bonobofs.system import syscalls
+from bonobofs.undo.preimages import PreimageStore, StoreLimits, store_place
 
 TIDY: Final = 1.0
 """Seconds between two rounds of housekeeping: record idle writes, sync the trail, close idle descriptors."""
@@ -128,6 +129,7 @@ class MountServer:
         self._operations: Final = Operations(
             inodes, self._backing, held, scratch, self._enforcer, virtual, self._transport.notices
         )
+        self._keep_preimages(config)
         self._operations.mount.append_lock = _open_append_lock(Path(config.home))
         if repository is not None:
             self._operations.show_repository(repository)
@@ -135,11 +137,24 @@ class MountServer:
         self._requests, self._supervisor = self._attach(companion, status)
         self._synced = threading.Event()
 
+    def _keep_preimages(self, config: SessionConfig) -> None:
+        limits = StoreLimits.of(config.policy)
+        if limits is None:
+            return
+        directory = store_place(Path(config.home), Path(config.source)) / config.session
+        try:
+            store = PreimageStore(directory, limits)
+        except OSError as error:
+            self._diagnostics.log(f"old contents are not kept: {directory}: {error.strerror}")
+            return
+        self._operations.mount.preimages.store = store
+
     def _attach(
         self, companion: CompanionProcess | None, status: CompanionStatus
     ) -> tuple[CompanionRequests, CompanionSupervisor]:
         config, diagnostics, mount = self._config, self._diagnostics, self._operations.mount
         authorization = RemoteAuthorization(mount, self._operations.explain, config.session)
+        authorization.keeper = mount.preimages.path_keeper()
         mount.is_in_use = authorization.needs
         mount.own_change = authorization.own_change
         requests = CompanionRequests(companion, status, mount, authorization, config, diagnostics)

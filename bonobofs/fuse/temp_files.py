@@ -15,6 +15,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from functools import partial
 from itertools import count, islice
 from typing import Final, NamedTuple
 
@@ -281,7 +282,8 @@ class TempFileOps:
         permit = self._mount.permit(header, self.arriving_change(node, request, in_source=False, staged=taken))
         layer = Layer.STAGED if permit.layer is Layer.STAGED else Layer.SOURCE
         old = RelatedChange(Request(Operation.LINK, path, node.kind), STAGED, Layer.STAGED)
-        with self._mount.authorize(header, request, permit, old, details={"from": path}, layer=layer):
+        admission = self._mount.authorize(header, request, permit, old, details={"from": path}, layer=layer)
+        with admission:
             if layer is Layer.STAGED:
                 self._mount.temp_files.add(self._check_name_free(parent, directory, name), name, node)
             elif node.kind is Kind.SYMLINK:
@@ -292,6 +294,7 @@ class TempFileOps:
                 self._note_published(node, parent, name)
                 self._mount.mark_own_name(parent, name, node.ino)
                 self._mount.mark_own_change(node)
+                self._mount.preimages.after_name(admission, directory, name)
         return self.staged_entry(node)
 
     def _check_in_source(self, directory: Node) -> None:
@@ -372,16 +375,20 @@ class TempFileOps:
             changes.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(replaced.st_mode)), EXISTS))
         details: dict[str, object] = {"from": origin.path}
         temporary = stray_name() if replaced is not None or node.kind is Kind.SYMLINK else ""
+        if replaced is not None:
+            details |= self._mount.preimages.before_removal(target.directory, target.name, replaced) or {}
         if temporary:
             details[BY] = temporary
             if node.kind is Kind.FILE:
                 details[INODE] = node.ino
-        with self._mount.authorize(
-            header, request, permit, *changes, details=details, action="create" if replaced is None else "modify"
-        ):
+        action = "create" if replaced is None else "modify"
+        admission = self._mount.authorize(header, request, permit, *changes, details=details, action=action)
+        with admission:
             other = self._pin_replaced(target, replaced) if replaced is not None else None
-            ends = target.directory, target.name, temporary.encode()
-            self._mount.unpin_on_failure(other, lambda: self._rename_into_source(node, *ends, permit))
+            ends = target.directory, target.name
+            publish = partial(self._rename_into_source, node, *ends, temporary.encode(), permit)
+            self._mount.preimages.replace(admission, replaced, other, *ends, publish)
+            self._mount.preimages.after_name(admission, *ends)
         if replaced is not None:
             self._mount.after_unlink(other, target.parent, target.name, replaced)
         if node.kind is Kind.SYMLINK:

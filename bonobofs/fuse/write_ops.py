@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NoReturn
 
-from bonobofs.enforcement.authorizer import RelatedChange
+from bonobofs.enforcement.authorizer import Admission, RelatedChange
 from bonobofs.enforcement.write_batches import WriteBatch
 from bonobofs.errors import ProtocolError, os_error
 from bonobofs.fuse import abi as p
@@ -78,7 +78,7 @@ class WriteOps:
             self._mount.kill_set_ids(header, node, fd, st, batch.permit)
         if lock is not None:
             lock.release()
-        after = os.fstat(fd)
+        after = batch.state = os.fstat(fd)
         if position != offset or after.st_size != batch.size:
             self._mount.notifications.inode(
                 node.id, 0, 0
@@ -145,8 +145,10 @@ class WriteOps:
                     permit,
                     self._mount.source.now,
                     caller=self._mount.caller(header),
+                    details=self._mount.preimages.before_change(node, st),
                     layer=node.layer,
                 )
+                batch.not_kept = self._mount.preimages.keep_content(node, batch.seq, st)
         except OSError:
             if write_flags & p.WRITE_CACHE:
                 # programs that read the file still see the refused page of the mapping
@@ -190,9 +192,9 @@ class WriteOps:
 
     def _fallocate(self, header: Header, body: memoryview) -> Reply:
         _, offset, length, mode, _ = p.FALLOCATE_IN.unpack_from(body)
-        in_thread = self._mount.needs_thread(length)
         node = self._mount.node_to_change(header, Operation.ALLOCATE)
         st = self._stat_content(node, W)
+        in_thread = self._mount.needs_thread(max(length, self._mount.preimages.bytes_to_copy(node, st)))
         # Blocks kept beyond the end count too: they take the space of a larger file.
         after = st.st_size if mode & syscalls.FALLOC_PUNCH_HOLE else max(st.st_size, offset + length)
         zeroes = mode & (syscalls.FALLOC_PUNCH_HOLE | syscalls.FALLOC_ZERO_RANGE) and st.st_size
@@ -208,10 +210,12 @@ class WriteOps:
         keeps_size = mode & syscalls.FALLOC_KEEP_SIZE and after > st.st_size
         if keeps_size and permit.layer is Layer.SCRATCH and self._mount.overlay.sizes.is_limited(request.path):
             raise os_error(errno.EOPNOTSUPP)  # the size would not show the blocks that this allocates
-        admission = self._mount.authorize(header, request, permit, size=length, layer=node.layer)
+        details = self._mount.preimages.before_change(node, st)
+        admission = self._mount.authorize(header, request, permit, details=details, size=length, layer=node.layer)
 
         def steps() -> Steps:
             with admission as permit, duplicates(node.store.file(node, W)) as (own,):
+                yield from self._mount.preimages.keep_content_in_thread(node, admission, st)
                 if (header.uid or node.layer is not Layer.SOURCE) and not mode & syscalls.FALLOC_PUNCH_HOLE:
                     self._layers.check_free_space(header, node, request, _allocated(st, offset, length))
                 yield from self._mount.make_in_thread(
@@ -220,18 +224,23 @@ class WriteOps:
                 self._layers.note_size(node, request.path)
                 if header.uid and st.st_mode & SET_IDS:
                     self._mount.kill_set_ids(header, node, own, st, permit)
-                node.fingerprint = fingerprint_of(os.fstat(own))
+                self._note_state(node, admission, os.fstat(own))
             return NOTHING
 
         return steps() if in_thread else finished(steps())
 
     def _stat_content(self, node: Node, need: int) -> os.stat_result:
-        """Open a file whose content will change, verify its name, and return its stat."""
+        """Open a file whose content will change, verify its name, and return its stat. Close its write batch."""
+        self._mount.enforcer.close_batch(node.id)
         fd = node.store.file(node, need)
         node.store.confirm_name(node)
         st = os.fstat(fd)
         self._mount.check_external(node, st)
         return st
+
+    def _note_state(self, node: Node, admission: Admission, st: os.stat_result) -> None:
+        node.fingerprint = fingerprint_of(st)
+        self._mount.preimages.after(node, admission, st)
 
     def _copy(self, pack: Callable[[int], bytes], header: Header, body: memoryview) -> Reply:
         _, source_offset, target_id, _, target_offset, length, _ = p.COPY_FILE_RANGE_IN.unpack_from(body)
@@ -244,7 +253,7 @@ class WriteOps:
         st = self._stat_content(target, need)
         source_fd = source.store.file(source, R)
         length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0), _MOST_COPIED)
-        in_thread = self._mount.needs_thread(length)
+        in_thread = self._mount.needs_thread(max(length, self._mount.preimages.bytes_to_copy(target, st)))
         request, st, permit = self._resolve_content(
             header,
             target,
@@ -257,12 +266,12 @@ class WriteOps:
         target_fd = target.store.file(target, need)
         if source is target:
             source_fd = target_fd
-        admission = self._mount.authorize(
-            header, request, permit, details={"from": self._mount.path(source)}, size=length, layer=target.layer
-        )
+        details = {"from": self._mount.path(source), **(self._mount.preimages.before_change(target, st) or {})}
+        admission = self._mount.authorize(header, request, permit, details=details, size=length, layer=target.layer)
 
         def steps() -> Steps:
             with admission as permit, duplicates(source_fd, target_fd) as (old, new):
+                yield from self._mount.preimages.keep_content_in_thread(target, admission, st)
                 if header.uid or target.layer is not Layer.SOURCE:
                     self._layers.check_free_space(header, target, request, _allocated(st, target_offset, length))
                 copied = yield from self._mount.make_in_thread(
@@ -272,7 +281,7 @@ class WriteOps:
                 self._layers.note_size(target, request.path)
                 if header.uid and st.st_mode & SET_IDS:
                     self._mount.kill_set_ids(header, target, new, st, permit)
-                target.fingerprint = fingerprint_of(os.fstat(new))
+                self._note_state(target, admission, os.fstat(new))
             return pack(copied)
 
         return steps() if in_thread else finished(steps())

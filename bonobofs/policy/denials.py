@@ -185,7 +185,7 @@ ONLY_IN_A_MOUNT: Final = {
 """Reason and advice for a caller that has the source layer only."""
 NO_ROLE_RULE: Final = "role"
 NO_TOOL: Final = Refusal(
-    Code.ROLE, "role:tools", "There is no such tool.", "Use read_file, write_file, list_files or search_files."
+    Code.ROLE, "role:tools", "There is no such tool.", "Use read_file, write_file, list_files, search_files or undo."
 )
 NOBODYS: Final = {
     "git": Refusal(

@@ -345,6 +345,14 @@ class AttributionTable(_Table):
     commands: bool = True
 
 
+class UndoTable(_Table):
+    """[undo]: how long old contents are kept, and the size limits of all and of one file. 0B: nothing is kept."""
+
+    keep: Age = "7d"
+    max_total: Size = ByteSize(2_000_000_000)
+    max_file: Size = ByteSize(64_000_000)
+
+
 class RunTable(_Table):
     """[run]: what `bonobofs run` shows besides the workspace, and its limits. `time` is in seconds; None: no limit.
 
@@ -392,6 +400,7 @@ class PolicyDocument(_Table):
     examples: Examples = Examples()
     audit: AuditTable = AuditTable()
     attribution: AttributionTable = AttributionTable()
+    undo: UndoTable = UndoTable()
     run: RunTable = RunTable()
     network: NetworkTable = NetworkTable()
 

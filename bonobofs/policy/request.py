@@ -61,6 +61,9 @@ class Operation(enum.StrEnum):
     LIST_FILES = "list_files"
     SEARCH_FILES = "search_files"
 
+    UNDO = "undo"
+    """The call that takes back changes. Each change that it makes has an operation of its own."""
+
     ADD = "add"
     COMMIT = "commit"
     RM = "rm"

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from bonobofs.policy.request import Operation
 
-TOOLS: Final = ("read_file", "write_file", "list_files", "search_files")
+TOOLS: Final = ("read_file", "write_file", "list_files", "search_files", "undo")
 GIT: Final = (
     "add",
     "commit",
@@ -51,6 +51,7 @@ OF_A_GATE: Final[dict[Operation, Call]] = {
     Operation.READ_FILE: Call("tools", ("read_file",)),
     Operation.LIST_FILES: Call("tools", ("list_files",)),
     Operation.SEARCH_FILES: Call("tools", ("search_files",)),
+    Operation.UNDO: Call("tools", ("undo",)),
     Operation.ADD: Call("git", ("add",)),
     Operation.COMMIT: Call("git", ("commit",)),
     Operation.RM: Call("git", ("rm",)),

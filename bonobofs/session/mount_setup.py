@@ -46,6 +46,7 @@ from bonobofs.state.sessions import Session, live_at, lives, note_ends, read_all
 from bonobofs.state.sqlite_file import database_environment
 from bonobofs.system import mounts, processes
 from bonobofs.system.locks import locked
+from bonobofs.undo.image_expiry import drop_unmade_changes
 
 _SECONDS_TO_END = 5.0
 _MOST_DIFFERENCES = 100_000
@@ -151,6 +152,7 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
     notes += tuple(f"A session cannot be read: {error}." for error in unreadable(home).values())
     scratch_dir.remove_stale(home)
     notes += tuple(f"{kept}." for kept in keep_ended(home))
+    drop_unmade_changes(home, str(source))
     earlier, differences = _crashed_sessions(home, source, policy.compiled)
     guest = None if request.user is None else find_guest(request.user)
     if guest is not None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bonobofs.audit import temp_cleanup
 from bonobofs.audit.reader import AuditLog
@@ -27,6 +27,7 @@ from bonobofs.state.lease_follower import BEAT, LAPSE, LeaseFollower, LeaseSnaps
 from bonobofs.state.session_rows import Holder
 from bonobofs.state.sessions import Session, note_ends, save
 from bonobofs.system.processes import start_time
+from bonobofs.undo.preimages import PathKeeper, PreimageStore, StoreLimits, store_place
 
 _SYNCED_EVERY: Final = 1.0
 """Seconds between syncs of the trail. Power loss or truncation can remove at most the entries of this time undetected.
@@ -139,7 +140,11 @@ def open_session(
             trail,
             denials=denials_path(state, session.agent_id),
         )
-        with Database.open(state) as database, _following_leases(state, session, guard) as change_lock:
+        with (
+            keeping(state, session, registered.policy.plain, guard),
+            Database.open(state) as database,
+            _following_leases(state, session, guard) as change_lock,
+        ):
             log = AuditLog(trail, lambda label: agent_registry.identity_of(database, label))
             yield OpenSession(session, guard, log, change_lock, state)
         guard.flush_all()
@@ -148,6 +153,26 @@ def open_session(
         trail.close()
         with contextlib.suppress(StateError, OSError):
             note_ends(state, [name])
+
+
+@contextlib.contextmanager
+def keeping(state: Path, session: Session, policy: dict[str, Any], enforcer: Enforcer) -> Iterator[None]:
+    """Keep the old content of files that the enforcer's process changes, during a `with` block."""
+    limits = StoreLimits.of(policy)
+    if limits is None:
+        yield
+        return
+    source = Path(session.source)
+    with contextlib.ExitStack() as stack:
+        try:
+            store = PreimageStore(store_place(state, source) / session.session, limits)
+            stack.callback(store.close)
+            root = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, root)
+            enforcer.keeper = PathKeeper(root, store)
+        except OSError:
+            pass  # the changes are recorded without an old content, which the record says
+        yield
 
 
 def _tidy(state: Path, root: Path, trail: Trail) -> None:

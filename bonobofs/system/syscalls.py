@@ -79,6 +79,11 @@ def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
     _check(_fallocate(fd, mode, offset, length))
 
 
+def syncfs(fd: int) -> None:
+    """Write the file system of an open file to the disk."""
+    _check(_libc.syncfs(fd))
+
+
 def utimens(path: bytes, access: tuple[int, int], modification: tuple[int, int]) -> None:
     """Set both times of `path`, following symlinks. Each is (seconds, nanoseconds), or UTIME_NOW or UTIME_OMIT."""
     times = (_Timespec * 2)(_Timespec(*access), _Timespec(*modification))

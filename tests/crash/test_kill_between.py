@@ -67,7 +67,8 @@ CHANGES: Final = {
     "mkdir": Change("mkdir", "mkdirat", lambda top: os.mkdir(top / "new")),
     "symlink": Change("symlink", "symlinkat", lambda top: os.symlink("file.md", top / "new")),
     "link": Change("link", "linkat", lambda top: os.link(top / "file.md", top / "new.md")),
-    "unlink": Change("delete_file", "unlinkat", lambda top: os.unlink(top / "file.md")),
+    # the server moves the file into its store of old contents
+    "unlink": Change("delete_file", "renameat,renameat2", lambda top: os.unlink(top / "file.md")),
     "rmdir": Change("rmdir", "unlinkat", lambda top: os.rmdir(top / "empty")),
     "rename": Change("rename", "renameat,renameat2", lambda top: os.rename(top / "file.md", top / "new.md")),
     "rename_over": Change("rename", "renameat,renameat2", lambda top: os.rename(top / "file.md", top / "other.md")),

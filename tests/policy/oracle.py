@@ -23,6 +23,7 @@ WORDS_OF_CALLS = {
     "read_file": ("tools", ["read_file"]),
     "list_files": ("tools", ["list_files"]),
     "search_files": ("tools", ["search_files"]),
+    "undo": ("tools", ["undo"]),
     "add": ("git", ["add"]),
     "commit": ("git", ["commit"]),
     "rm": ("git", ["rm"]),
@@ -52,7 +53,7 @@ WORDS_OF_CALLS = {
 UNDEFINED_AGENT = {
     "write": ["**"],
     "deny": [],
-    "tools": ["read_file", "write_file", "list_files", "search_files"],
+    "tools": ["read_file", "write_file", "list_files", "search_files", "undo"],
     "git": ["*"],
     "beads": ["create", "update", "close", "dep", "label", "comment"],
 }

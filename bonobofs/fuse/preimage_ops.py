@@ -1,0 +1,274 @@
+"""What the handlers do to keep pre-images: the attributes go into the intent, the content into the store.
+
+Only changes of the source are kept. Scratch and staged files are the session's own.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from bonobofs.audit.entry import AFTER, BEFORE, NEW_VALUE, NOT_KEPT, OLD_VALUE, REPLACED, state_text
+from bonobofs.enforcement.authorizer import Admission
+from bonobofs.fuse.external_changes import fingerprint_of
+from bonobofs.fuse.fd_cache import R, W, duplicates
+from bonobofs.fuse.inode_table import UNKNOWN, Node
+from bonobofs.fuse.slices import Busy, LongCall, Steps
+from bonobofs.policy.decision import Layer, Permit
+from bonobofs.undo.preimages import (
+    COPIED_AT_ONCE,
+    LONGEST_XATTR,
+    UNREADABLE,
+    PathKeeper,
+    PreimageStore,
+    removal_details,
+)
+
+if TYPE_CHECKING:
+    from bonobofs.fuse.layer_store import LayerStore
+    from bonobofs.fuse.mount_context import MountContext
+    from bonobofs.fuse.temp_files import End
+
+Details = dict[str, Any]
+
+
+class PreimageOps:
+    """Keeps the pre-images of one mount. Without a store it does nothing."""
+
+    def __init__(self, mount: MountContext) -> None:
+        self._mount: Final = mount
+        self.store: PreimageStore | None = None
+
+    def path_keeper(self) -> PathKeeper | None:
+        """Return the keeper of changes that the companion makes in the source by path."""
+        if self.store is None:
+            return None
+        return PathKeeper(self._mount.source.root, self.store, self._note_linked_inode)
+
+    def _note_linked_inode(self, ino: int, number: int) -> None:
+        node = self._mount.inodes.find(ino)
+        if node is not None:
+            node.kept = number
+            node.fingerprint = UNKNOWN  # the link has changed its change time
+
+    def state(self, node: Node | None, st: os.stat_result) -> str:
+        """Return the state of a file for the record. A name in the store does not count."""
+        return state_text(st, 1 if node is not None and node.kept else 0)
+
+    def before_removal(self, directory: int, name: bytes, st: os.stat_result) -> Details | None:
+        """Return the details of an intent to remove a name of the source."""
+        if self.store is None:
+            return None
+        return removal_details(directory, name, st)
+
+    def before_rename(self, source: End, target: End) -> Details:
+        """Return the details of an intent to rename in the source."""
+        if self.store is None or source.st is None:
+            return {}
+        details: Details = {BEFORE: state_text(source.st)}
+        if target.st is not None:
+            before = self.before_removal(target.directory, target.name, target.st) or {}
+            details[REPLACED] = before.pop(BEFORE)
+            details |= before
+        return details
+
+    def before_change(self, node: Node, st: os.stat_result) -> Details | None:
+        """Return the details of an intent to change a node of the source."""
+        if self.store is None or node.layer is not Layer.SOURCE:
+            return None
+        return {BEFORE: self.state(node, st)}
+
+    def after(self, node: Node, admission: Admission, st: os.stat_result) -> None:
+        """Add the state of a node after a change of the source to the outcome."""
+        if self.store is not None and node.layer is Layer.SOURCE:
+            admission.details = {**(admission.details or {}), AFTER: self.state(node, st)}
+
+    def after_name(self, admission: Admission, directory: int, name: bytes) -> None:
+        """Add the state of the file that a change of the source has given a name to the outcome."""
+        if self.store is not None:
+            with suppress(OSError):
+                st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                admission.details = {**(admission.details or {}), AFTER: state_text(st)}
+
+    def note_after(self, node: Node, admission: Admission) -> os.stat_result:
+        """As `after`; return the state. OSError."""
+        st = node.store.recent_stat(node)
+        self.after(node, admission, st)
+        return st
+
+    def before_xattr(self, node: Node, name: bytes, value: bytes | None) -> Details:
+        """Return the details of an intent to give an attribute of a node the value; None: to remove it."""
+        if self.store is None or node.layer is not Layer.SOURCE:
+            return {}
+        try:
+            old = node.store.get_xattr(node, name)
+        except OSError:
+            old = None
+        details: Details = {BEFORE: self.state(node, node.store.recent_stat(node))}
+        if max(len(old or b""), len(value or b"")) <= LONGEST_XATTR:
+            details[OLD_VALUE] = None if old is None else old.hex()
+            details[NEW_VALUE] = None if value is None else value.hex()
+        return details
+
+    # -- names
+
+    def unlink(
+        self,
+        layer: LayerStore,
+        admission: Admission,
+        st: os.stat_result,
+        node: Node | None,
+        directory: int,
+        name: bytes,
+        permit: Permit,
+    ) -> None:
+        """Remove a name of the source, and keep the content if no other name has it."""
+        store = self.store
+        if store is None or layer.layer is not Layer.SOURCE or not self._is_lost(st):
+            layer.unlink(directory, name, permit)
+            return
+        reason = store.refusal(st)
+        if not reason and store.take(admission.seq, directory, name, permit):
+            self._note_linked(store, admission, st, node)
+            return
+        self._copy_before_loss(store, admission, st, directory, name, reason)
+        layer.unlink(directory, name, permit)
+
+    def replace(
+        self,
+        admission: Admission,
+        st: os.stat_result | None,
+        node: Node | None,
+        directory: int,
+        name: bytes,
+        rename: Callable[[], None],
+    ) -> None:
+        """Rename a file to a name of the source, and keep the file `st` that had it. If it fails, unpin `node`."""
+        store = self.store
+        if store is not None and st is not None and self._is_lost(st):
+            reason = store.refusal(st)
+            if not reason and store.link(admission.seq, directory, name):
+                self._note_linked(store, admission, st, node)
+            else:
+                self._copy_before_loss(store, admission, st, directory, name, reason)
+        try:
+            rename()
+        except OSError:
+            if store is not None and st is not None:
+                store.drop(admission.seq)
+            if node is not None:
+                node.kept = 0
+                node.store.unpin(node)
+            raise
+
+    def _is_lost(self, st: os.stat_result) -> bool:
+        return stat.S_ISREG(st.st_mode) and st.st_nlink == 1
+
+    def _note_linked(self, store: PreimageStore, admission: Admission, st: os.stat_result, node: Node | None) -> None:
+        store.count(st)
+        if node is not None:
+            node.kept = admission.seq
+
+    def _copy_before_loss(
+        self,
+        store: PreimageStore,
+        admission: Admission,
+        st: os.stat_result,
+        directory: int,
+        name: bytes,
+        reason: str,
+    ) -> None:
+        if not reason:
+            try:
+                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+            except OSError:
+                reason = UNREADABLE
+            else:
+                store.count(st)
+                if st.st_size > COPIED_AT_ONCE:
+                    store.copy_later(admission.seq, fd, st)
+                else:
+                    reason = store.copy(admission.seq, fd, st)
+                    os.close(fd)
+        if reason:
+            admission.details = {**(admission.details or {}), NOT_KEPT: reason}
+
+    # -- content
+
+    def detach(self, node: Node) -> None:
+        """Copy the pre-image of a removed file that is still open, because its content will change."""
+        number, node.kept = node.kept, 0
+        if self.store is None:
+            return
+        fd = node.store.file(node, R)
+        self.store.replace(number, fd, os.fstat(fd))
+        node.fingerprint = fingerprint_of(os.fstat(fd))
+
+    def keep_content(self, node: Node, number: int, st: os.stat_result) -> str:
+        """Keep the content of a file before its first change in this turn. Return why it was not kept, or "".
+
+        Busy: a thread copies it first, because it is large.
+        """
+        store = self._first_in_turn(node, st)
+        if store is None:
+            return ""
+        reason = store.refusal(st)
+        if reason:
+            return reason
+        try:
+            fd = node.store.file(node, R | W)
+        except OSError:
+            return UNREADABLE
+        if st.st_size > COPIED_AT_ONCE and not store.clones:
+            node.kept_turn = -1
+            raise Busy(self._copy_first(store, node, number, st))
+        store.count(st)
+        return store.copy(number, fd, st)
+
+    def keep_content_in_thread(
+        self, node: Node, admission: Admission, st: os.stat_result
+    ) -> Generator[LongCall[Any], None, None]:
+        """As `keep_content`, within the steps of a long request. A reason goes into the outcome."""
+        store = self._first_in_turn(node, st)
+        if store is None:
+            return
+        reason = store.refusal(st)
+        if not reason:
+            store.count(st)
+            try:
+                with duplicates(node.store.file(node, R | W)) as (fd,):
+                    reason = yield from self._mount.make_in_thread(node, lambda: store.copy(admission.seq, fd, st))
+            except PermissionError:
+                reason = UNREADABLE
+        if reason:
+            admission.details = {**(admission.details or {}), NOT_KEPT: reason}
+
+    def bytes_to_copy(self, node: Node, st: os.stat_result) -> int:
+        """Return how many bytes the next change of the content copies first."""
+        if self.store is None or node.layer is not Layer.SOURCE or self.store.clones:
+            return 0
+        if node.kept_turn == self._mount.enforcer.trail.turn:
+            return 0
+        return 0 if self.store.refusal(st) else st.st_size
+
+    def _first_in_turn(self, node: Node, st: os.stat_result) -> PreimageStore | None:
+        if self.store is None or node.layer is not Layer.SOURCE:
+            return None
+        turn = self._mount.enforcer.trail.turn
+        if node.kept_turn == turn or not st.st_size or node.parent is None:
+            return None
+        node.kept_turn = turn
+        return self.store
+
+    def _copy_first(self, store: PreimageStore, node: Node, number: int, st: os.stat_result) -> Steps:
+        store.count(st)
+        batch = node.batch
+        with duplicates(node.store.file(node, R | W)) as (fd,):
+            reason = yield from self._mount.make_in_thread(node, lambda: store.copy(number, fd, st))
+        if batch is not None:
+            batch.not_kept = reason
+        node.kept_turn = self._mount.enforcer.trail.turn
+        return b""

@@ -1,0 +1,347 @@
+"""`undo`: find the selected changes of a source, plan, and take them back as the operator or as a session's agent."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from bonobofs.audit.entry import TURN, UNDO, AuditEntry
+from bonobofs.audit.reader import since as moment_of
+from bonobofs.audit.recovery import OUT_OF_BAND
+from bonobofs.audit.writer import Trail, TrailIdentity
+from bonobofs.enforcement.authorizer import Authorizer
+from bonobofs.enforcement.enforcer import Enforcer
+from bonobofs.errors import StateError, UsageError
+from bonobofs.policy.request import Principal
+from bonobofs.session.session_list import flush_servers
+from bonobofs.state.home import head_path, trail_path
+from bonobofs.state.sessions import Session, note_ends, read_all, save
+from bonobofs.system import mounts
+from bonobofs.system.locks import locked
+from bonobofs.system.paths import is_within
+from bonobofs.system.processes import start_time
+from bonobofs.undo.changes import Change, Selection, all_changes, change_id, parse_id, restored_files
+from bonobofs.undo.difference import FileDifference, differences
+from bonobofs.undo.execution import Execution, Failure, Images, UndoJournal
+from bonobofs.undo.image_expiry import expire
+from bonobofs.undo.plan import Plan, plan
+from bonobofs.undo.tree import Image
+
+OPERATOR: Final = "operator"
+"""Label of the agent in whose name the operator's own changes are recorded."""
+_ALLOW_ALL: Final = {"default": "allow", "hidden": ["**"], "symlinks": "any", "devices": True}
+
+
+class UndoResult(NamedTuple):
+    """What an undo did, or would do."""
+
+    plan: Plan
+    failures: list[Failure]
+    """Steps that were not made."""
+    completed: int
+    """Number of killed undos that this call completed first."""
+    session: str = ""
+    """UUID of the session that has the changes of the undo."""
+
+
+def places_of(home: Path) -> list[Path]:
+    """Return the directories of all pre-images of a state directory."""
+    sources = {session.source for session in read_all(home)[0]}
+    return [home / "undo", *sorted(Path(source) / ".bonobofs" / "undo" for source in sources)]
+
+
+def expire_images(home: Path) -> int:
+    """Remove pre-images as `[undo]` of `policy.toml` in the state directory says; return their number. PolicyError."""
+    from bonobofs.policy.document import UndoTable, load  # noqa: PLC0415 - `undo` needs no policy
+
+    own = home / "policy.toml"
+    limits = load(own).undo if own.exists() else UndoTable()
+    now = datetime.now(UTC)
+    return expire(places_of(home), (now - moment_of(limits.keep, now)).total_seconds(), int(limits.max_total))
+
+
+def images_of(home: Path, source: str) -> Images:
+    """Return the stores of pre-images of a source."""
+    return Images(home / "undo", Path(source) / ".bonobofs" / "undo")
+
+
+def sessions_of(home: Path, source: str) -> list[Session]:
+    """Return the sessions of a source, oldest first."""
+    return [session for session in read_all(home)[0] if session.source == source]
+
+
+def source_of(home: Path, path: Path) -> str:
+    """Return the source around a path: that of a session whose mount or source contains it. UsageError."""
+    sessions = read_all(home)[0]
+    for session in reversed(sessions):
+        if (
+            session.mountpoint is not None
+            and is_within(path, session.mountpoint)
+            and os.path.ismount(session.mountpoint)
+        ):
+            return session.source
+    found = [session.source for session in sessions if is_within(path, session.source)]
+    if not found:
+        raise UsageError(f"no session had a source around {path}; go there, or name a session with --session")
+    return max(found, key=len)
+
+
+def session_named(home: Path, text: str) -> Session:
+    """Return the session whose UUID begins with a text. UsageError."""
+    found = [session for session in read_all(home)[0] if text and session.session.startswith(text)]
+    if len(found) != 1:
+        few = "more than one session's UUID begins" if found else "no session's UUID begins"
+        raise UsageError(f"{few} with {text!r}; see bonobofs status --all")
+    return found[0]
+
+
+def changes_of_source(home: Path, source: str, since: datetime | None = None) -> list[Change]:
+    """Return the changes of all sessions of a source by time. Live sessions first write what they have queued."""
+    flush_servers(home)
+    trails = [trail_path(home, session.session) for session in sessions_of(home, source)]
+    return all_changes(trails, since)
+
+
+def selection(  # noqa: PLR0913 - the options of the commands
+    home: Path,
+    source: str,
+    *,
+    change: str | None = None,
+    turn: str | None = None,
+    of_session: str | None = None,
+    since: datetime | None = None,
+    path: str | None = None,
+    agent: str | None = None,
+) -> Selection:
+    """Return the selection that options name. `turn` is `SESSION:NUMBER`, a name or `last`. UsageError."""
+    names = [session.session for session in sessions_of(home, source)]
+    return Selection(
+        None if of_session is None else session_named(home, of_session).session,
+        None if change is None else parse_id(change, names),
+        None if turn is None else _turn(home, source, turn, names, agent),
+        since,
+        path,
+        agent,
+    )
+
+
+def _turn(home: Path, source: str, turn: str, names: list[str], agent: str | None) -> tuple[str, int]:
+    if ":" in turn:
+        return parse_id(turn, names)
+    mine = Selection(agent=agent)
+    for change in reversed(changes_of_source(home, source)):
+        if change.is_made and change in mine and turn in ("last", change.turn_name):
+            return change.entry.session, change.turn
+    raise UsageError(f"no change of {source} is in a turn named {turn!r}; `bonobofs history PATH` shows the turns")
+
+
+def preview(home: Path, source: str, selected: Selection, access_path: str = "") -> Plan:
+    """Return what an undo of the selected changes would do. Nothing is changed. OSError.
+
+    `access_path`: the path by which to open the source, by default its own.
+    """
+    changes = changes_of_source(home, source)
+    chosen = [change for change in changes if change in selected]
+    return plan(Path(access_path or source), chosen, restored_files(changes), images_of(home, source).has)
+
+
+def undo(home: Path, source: str, selected: Selection, *, dry_run: bool = False) -> dict[str, Any]:
+    """Take back the selected changes as the operator, after killed undos of this source are completed; the document.
+
+    OSError, such as a full disk: the next call completes the undo. StateError, TrailError.
+    """
+    if mounts.mount_around(Path(source)) is not None:
+        raise UsageError(f"{source} is covered by a mount; run undo in it, or unmount first: bonobofs umount {source}")
+    if dry_run:
+        return as_document(UndoResult(preview(home, source, selected), [], 0))
+    with undoing(home), operator_session(home, source) as (session, enforcer):
+        completed = complete(home, source, enforcer)
+        planned = preview(home, source, selected)
+        failures = execute(home, source, session.session, planned, enforcer)
+    return as_document(UndoResult(planned, failures, completed, session.session))
+
+
+def undoing(home: Path) -> contextlib.AbstractContextManager[int]:
+    """Hold the lock that lets one undo of a state directory run at a time."""
+    (home / "undo").mkdir(mode=0o700, exist_ok=True)
+    return locked(home / "undo" / "lock")
+
+
+def complete(home: Path, source: str, authorizer: Authorizer, access_path: str = "") -> int:
+    """Make the remaining steps of the killed undos of a source; return how many undos there were."""
+    journals = UndoJournal.unfinished(home / "undo", source)
+    for journal, _ in journals:
+        _make(home, source, authorizer, journal, access_path)
+    return len(journals)
+
+
+def execute(
+    home: Path, source: str, name: str, planned: Plan, authorizer: Authorizer, access_path: str = ""
+) -> list[Failure]:
+    """Make the steps of a plan. `name` is that of the journal, `access_path` the path by which to open the source."""
+    if not planned.steps:
+        return []
+    changes = [change.id for change in planned.taken_back]
+    journal = UndoJournal.begin(home / "undo", name, planned.steps, {"source": source, "changes": changes})
+    return _make(home, source, authorizer, journal, access_path)
+
+
+def _make(home: Path, source: str, authorizer: Authorizer, journal: UndoJournal, access_path: str) -> list[Failure]:
+    execution = Execution(access_path or source, authorizer, images_of(home, source))
+    try:
+        failures = execution.make(journal.steps, journal)
+    finally:
+        execution.close()
+    journal.end()
+    return failures
+
+
+@contextlib.contextmanager
+def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforcer]]:
+    """Open a session of the operator, who may change everything but the repository. StateError, TrailError."""
+    from bonobofs.policy.document import PolicyDocument  # noqa: PLC0415 - `undo --dry-run` needs neither of them
+    from bonobofs.policy.engine import compile_policy  # noqa: PLC0415
+    from bonobofs.session.python_session import keeping  # noqa: PLC0415
+    from bonobofs.session.registration import ChosenPolicy, SessionRequest, register_session  # noqa: PLC0415
+
+    document = PolicyDocument.model_validate(_ALLOW_ALL).model_dump(mode="json")
+    policy = ChosenPolicy(OPERATOR, Path(), document, compile_policy(document), "the operator")
+    registered = register_session(
+        home,
+        source=Path(source),
+        mountpoint=None,
+        request=SessionRequest(OPERATOR),
+        policy=policy,
+        transport="none",
+    )
+    session = dataclasses.replace(registered.session, pid=os.getpid(), starttime=start_time(os.getpid()))
+    save(home, session)
+    identity = TrailIdentity(session.session, session.agent, session.agent_id)
+    trail = Trail.create(trail_path(home, session.session), head_path(home, session.session), identity)
+    try:
+        enforcer = Enforcer(policy.compiled, Principal(session.agent, session.agent_id, session.role), trail)
+        with keeping(home, session, policy.plain, enforcer):
+            yield session, enforcer
+        enforcer.flush_all()
+    finally:
+        trail.close()
+        with contextlib.suppress(StateError, OSError):
+            note_ends(home, [session.session])
+
+
+def as_document(result: UndoResult) -> dict[str, Any]:
+    """Return the result as JSON data."""
+    planned, failed = result.plan, {failure.change for failure in result.failures}
+    return {
+        "taken_back": [
+            {"change": change.id, "path": change.path, "operation": change.operation}
+            for change in planned.taken_back
+            if change.id not in failed
+        ],
+        "conflicts": [
+            {"change": refusal.change.id, "path": refusal.change.path, "reason": refusal.reason}
+            for refusal in planned.refusals
+        ],
+        "steps": [step.document() for step in planned.steps],
+        "failures": [failure._asdict() for failure in result.failures],
+        "completed": result.completed,
+        "session": result.session,
+    }
+
+
+def history(home: Path, source: str, path: str, most: int) -> list[dict[str, Any]]:
+    """Return the last changes and refusals of a path as JSON data, newest first. StateError."""
+    from bonobofs.audit.index import IndexQuery  # noqa: PLC0415 - undo does without the database
+    from bonobofs.session.retention import open_index  # noqa: PLC0415
+
+    flush_servers(home)
+    names = {session.session for session in sessions_of(home, source)}
+    with open_index(home) as index:
+        index.catch_up()
+        found = [each for each in index.changes(IndexQuery(path=path)) if each.entry.session in names]
+        found = [each for each in found if each.entry.kind == "intent" or each.entry.operation == OUT_OF_BAND][-most:]
+        turns = {
+            name: [each.entry for each in index.changes(IndexQuery(session=name, operation=TURN))]
+            for name in {each.entry.session for each in found}
+        }
+    return [
+        _change_document(Change(each.entry, each.outcome, *_turn_at(turns[each.entry.session], each.entry.seq)))
+        for each in reversed(found)
+    ]
+
+
+def _turn_at(turns: list[AuditEntry], seq: int) -> tuple[int, str]:
+    number, name = 0, ""
+    for turn in turns:
+        if turn.seq < seq:
+            number, name = turn.seq, str(turn.details.get("name", ""))
+    return number, name
+
+
+def _change_document(change: Change) -> dict[str, Any]:
+    entry = change.entry
+    return {
+        "change": change.id,
+        "time": entry.timestamp.astimezone().isoformat(sep=" ", timespec="seconds")[:19],
+        "agent": entry.agent,
+        "agent_id": entry.agent_id,
+        "session": entry.session,
+        "tool": entry.tool,
+        "pid": entry.details.get("pid"),
+        "operation": entry.operation,
+        "path": entry.path,
+        "to": entry.details.get("to"),
+        "result": change.result,
+        "code": entry.code,
+        "reason": entry.reason if change.outcome is None else change.outcome.reason,
+        "bytes": change.bytes,
+        "turn": f"{change_id(entry.session, change.turn)}{f' {change.turn_name}' if change.turn_name else ''}",
+        "undo_of": entry.details.get(UNDO),
+        "not_kept": change.not_kept or None,
+    }
+
+
+def show(home: Path, name: str) -> dict[str, Any]:
+    """Return one change as JSON data, with the states of the file and the lines of its diff. UsageError."""
+    owner = session_named(home, name.partition(":")[0])
+    session, number = parse_id(name, [owner.session])
+    flush_servers(home)
+    changes = changes_of_source(home, owner.source)
+    found = [change for change in changes if (change.entry.session, change.entry.seq) == (session, number)]
+    if not found:
+        raise UsageError(f"{name} is no change; `bonobofs history PATH` shows the changes of a path")
+    change = found[0]
+    states = {"before": change.before, "after": change.after, "replaced": change.replaced}
+    images = images_of(home, owner.source)
+    lines = [line for each in differences(Path(owner.source), images, found, changes) for line in each.unified()]
+    return {
+        **_change_document(change),
+        **{key: None if state is None else state._asdict() for key, state in states.items()},
+        "kept": images.has(Image(session, number)),
+        "diff": lines,
+    }
+
+
+def differences_of(home: Path, source: str, selected: Selection) -> list[FileDifference]:
+    """Return what the selected changes did to each file. OSError."""
+    changes = changes_of_source(home, source)
+    return differences(Path(source), images_of(home, source), [each for each in changes if each in selected], changes)
+
+
+def difference_document(difference: FileDifference, *, stat: bool) -> dict[str, Any]:
+    """Return a difference as JSON data: with its lines, or with the numbers of added and removed lines only."""
+    counts = difference.counts()
+    return {
+        "path": difference.path,
+        "old_path": difference.old_path,
+        "status": difference.status,
+        "changes": list(difference.changes),
+        "added": None if counts is None else counts[0],
+        "removed": None if counts is None else counts[1],
+        **({} if stat else {"diff": difference.unified()}),
+    }

@@ -1,0 +1,1 @@
+"""Pre-images of changes, and taking changes back."""

@@ -1,0 +1,236 @@
+"""The changes that can be taken back, as the trails record them."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+from bonobofs.audit.entry import AFTER, BEFORE, LAYER, NOT_KEPT, REPLACED, TURN, UNDO, AuditEntry
+from bonobofs.audit.reader import entries_from
+from bonobofs.audit.trail_storage import stat_trail
+from bonobofs.errors import UsageError
+from bonobofs.policy.request import Kind, Operation, kind_of
+from bonobofs.system.paths import is_within
+
+_SHORT: Final = 8
+_OF_FILES: Final = frozenset(
+    {
+        Operation.WRITE_FILE,
+        Operation.CREATE_FILE,
+        Operation.DELETE_FILE,
+        Operation.RENAME,
+        Operation.LINK,
+        Operation.SYMLINK,
+        Operation.MKDIR,
+        Operation.RMDIR,
+        Operation.MKNOD,
+        Operation.TRUNCATE,
+        Operation.ALLOCATE,
+        Operation.COPY_RANGE,
+        Operation.SET_MODE,
+        Operation.SET_OWNER,
+        Operation.SET_TIMES,
+        Operation.SET_XATTR,
+        Operation.REMOVE_XATTR,
+    }
+)
+
+
+class FileState(NamedTuple):
+    """What the record keeps of a file (`audit.entry.state_text`). `mtime` and `ctime` are in nanoseconds."""
+
+    mode: int
+    uid: int
+    gid: int
+    mtime: int
+    size: int
+    ino: int
+    links: int
+    ctime: int
+
+    @classmethod
+    def parse(cls, text: object) -> Self | None:
+        """Parse a state; None: the record has none."""
+        try:
+            return cls(*map(int, str(text).split(" "))) if text is not None else None
+        except (TypeError, ValueError):
+            return None
+
+    @property
+    def kind(self) -> Kind:
+        return kind_of(self.mode)
+
+    @property
+    def permissions(self) -> int:
+        return stat.S_IMODE(self.mode)
+
+
+class Change(NamedTuple):
+    """An intent of a trail, with its outcome."""
+
+    entry: AuditEntry
+    outcome: AuditEntry | None
+    turn: int
+    """`seq` of the entry that began its turn; 0: none."""
+    turn_name: str = ""
+
+    @property
+    def id(self) -> str:
+        """How commands name the change."""
+        return change_id(self.entry.session, self.entry.seq)
+
+    @property
+    def path(self) -> str:
+        return self.entry.path
+
+    @property
+    def operation(self) -> str:
+        return self.entry.operation
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return self.entry.details
+
+    @property
+    def result(self) -> str:
+        """`allowed`, `denied` or `error`."""
+        return self.entry.result if self.outcome is None else self.outcome.result
+
+    @property
+    def before(self) -> FileState | None:
+        """The file at the path before the change."""
+        return FileState.parse(self.details.get(BEFORE))
+
+    @property
+    def after(self) -> FileState | None:
+        """The file at the path after the change, if the outcome says it."""
+        return None if self.outcome is None else FileState.parse(self.outcome.details.get(AFTER))
+
+    @property
+    def replaced(self) -> FileState | None:
+        """The file at the new path of a rename before it."""
+        return FileState.parse(self.details.get(REPLACED))
+
+    @property
+    def not_kept(self) -> str:
+        """Why the old content was not kept; "" if it was, or there was none."""
+        return "" if self.outcome is None else str(self.outcome.details.get(NOT_KEPT, ""))
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths whose files the change made, changed or removed."""
+        to = self.details.get("to")
+        return [self.path, to] if isinstance(to, str) else [self.path]
+
+    @property
+    def bytes(self) -> int:
+        """Number of bytes written."""
+        return self.entry.bytes if self.outcome is None else self.outcome.bytes
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it is a change of a file of the source that was made, or may have been made."""
+        entry = self.entry
+        return (
+            entry.kind == "intent"
+            and self.result == "allowed"
+            and entry.guard == "file"
+            and entry.operation in _OF_FILES
+            and LAYER not in entry.details
+        )
+
+
+def change_id(session: str, seq: int) -> str:
+    """Return how commands name a change or a turn: 8 digits of the session's UUID, a colon, the number."""
+    return f"{session[:_SHORT]}:{seq}"
+
+
+def parse_id(text: str, sessions: Iterable[str]) -> tuple[str, int]:
+    """Return session and number of a change or turn. UsageError: it is malformed, or no session has these digits."""
+    prefix, _, number = text.partition(":")
+    found = [session for session in sessions if prefix and session.startswith(prefix)]
+    if not number.isascii() or not number.isdigit():
+        raise UsageError(f"{text!r} names no change or turn; `bonobofs history PATH` shows names such as 3d1fbd0c:17")
+    if len(found) != 1:
+        few = "more than one session begins" if found else "no session of this source begins"
+        raise UsageError(f"{text!r}: {few} with {prefix!r}; see `bonobofs status --all`")
+    return found[0], int(number)
+
+
+class Selection(NamedTuple):
+    """Which changes to take back or to show. Empty fields select all."""
+
+    session: str | None = None
+    change: tuple[str, int] | None = None
+    turn: tuple[str, int] | None = None
+    since: datetime | None = None
+    path: str | None = None
+    agent: str | None = None
+    """Label or UUID."""
+
+    def __contains__(self, change: object) -> bool:
+        """Return whether a `Change` is selected."""
+        assert isinstance(change, Change)
+        entry = change.entry
+        return (
+            (self.session is None or entry.session == self.session)
+            and (self.change is None or (entry.session, entry.seq) == self.change)
+            and (self.turn is None or (entry.session, change.turn) == self.turn)
+            and (self.since is None or entry.timestamp >= self.since)
+            and (self.path is None or any(is_within(path, self.path) for path in change.paths))
+            and (self.agent is None or self.agent in (entry.agent, entry.agent_id))
+        )
+
+
+def changes_of(trail: Path) -> Iterator[Change]:
+    """Yield the intents of a trail with their outcomes, in the order of their ends. OSError.
+
+    Intents without an outcome come last. Events, alerts and counted denials are left out.
+    """
+    open_intents: dict[int, Change] = {}
+    turn, name = 0, ""
+    for _, entry in entries_from(trail, 0):
+        if entry.kind == "intent":
+            change = Change(entry, None, turn, name)
+            if entry.result == "denied":
+                yield change
+            else:
+                open_intents[entry.seq] = change
+        elif entry.kind == "outcome":
+            number = entry.details.get("intent")
+            intent = open_intents.pop(number, None) if isinstance(number, int) else None
+            if intent is not None:
+                yield intent._replace(outcome=entry)
+        elif entry.operation == TURN:
+            turn, name = entry.seq, str(entry.details.get("name", ""))
+    yield from open_intents.values()
+
+
+def restored_files(changes: Iterable[Change]) -> dict[int, set[int]]:
+    """Return, by the inode number of each file that an undo has restored, the inode numbers that it had before."""
+    found: dict[int, set[int]] = {}
+    by_id: dict[str, Change] = {}
+    for change in changes:
+        by_id[change.id] = change
+        original = by_id.get(str(change.details.get(UNDO)))
+        if original is None or change.after is None:
+            continue
+        old = original.replaced if change.path == original.details.get("to") else original.before
+        if old is not None and old.kind is change.after.kind:
+            found[change.after.ino] = {old.ino, *found.get(old.ino, ())}
+    return found
+
+
+def all_changes(trails: Iterable[Path], since: datetime | None = None) -> list[Change]:
+    """Return the changes of several trails by time. Leaves out trails that ended before `since`."""
+    found: list[Change] = []
+    for trail in trails:
+        try:
+            if since is None or stat_trail(trail).st_mtime >= since.timestamp():
+                found += changes_of(trail)
+        except FileNotFoundError:
+            continue  # pruned
+    return sorted(found, key=lambda change: (change.entry.timestamp, change.entry.seq))

@@ -1,0 +1,439 @@
+"""Make the steps of an undo, through the enforcer, and journal them so that a killed undo is completed.
+
+The journal is the plan in `undo/SESSION.plan` of the state directory. `SESSION.done` has one byte for each step that
+was made. A step that was made without its byte is recognized by its result.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from bonobofs.audit.entry import BY, NEW_VALUE, OLD_VALUE, UNDO
+from bonobofs.audit.temp_cleanup import stray_name
+from bonobofs.enforcement.authorizer import Authorizer, Caller
+from bonobofs.errors import StateError
+from bonobofs.policy.decision import Permit
+from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Operation, Request, WorkspacePath, kind_of
+from bonobofs.state.home import write_text
+from bonobofs.system import syscalls
+from bonobofs.undo.plan import UndoStep
+from bonobofs.undo.preimages import HEADER, PACK, xattrs_of
+from bonobofs.undo.tree import EMPTY, Image
+
+_CALLER: Final = Caller("undo")
+_LONGEST_VALUE: Final = 1 << 16
+"""Bytes of the largest extended attribute of Linux."""
+_SENT: Final = 0x7FFFF000
+
+
+class Failure(NamedTuple):
+    """A step that was not made, because the file changed since the plan was made, or an error."""
+
+    path: str
+    reason: str
+    change: str
+    """Name of the change that it should have taken back."""
+
+
+class Images:
+    """The stores of pre-images of a source."""
+
+    def __init__(self, *places: Path) -> None:
+        """`places`: the directories in which each session may have its store."""
+        self._places: Final = places
+        self._packs: Final[dict[Path, dict[int, tuple[int, int, int]]]] = {}
+
+    def open(self, image: Image) -> io.FileIO | None:
+        """Open an image for reading; None: it is not kept."""
+        for place in self._places:
+            with suppress(FileNotFoundError):
+                return io.FileIO(place / image.session / str(image.number))
+        for place in self._places:
+            pack = place / image.session / PACK
+            found = self._packed(pack).get(image.number)
+            if found is not None:
+                return _part(pack, *found)
+        return None
+
+    def _packed(self, pack: Path) -> dict[int, tuple[int, int, int]]:
+        """Return offset, size and checksum of each copy in a pack."""
+        if pack not in self._packs:
+            self._packs[pack] = dict(_contents(pack))
+        return self._packs[pack]
+
+    def has(self, image: Image) -> bool:
+        """Return whether an image is kept."""
+        content = self.open(image)
+        if content is not None:
+            content.close()
+        return content is not None
+
+
+class Execution:
+    """Makes steps in a source for one principal."""
+
+    def __init__(self, source: str, authorizer: Authorizer, images: Images) -> None:
+        """`source`: the path by which to open it."""
+        self._authorizer: Final = authorizer
+        self._images: Final = images
+        self._root: Final = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._make: Final[dict[str, Callable[[UndoStep], None]]] = {
+            "remove": self._remove,
+            "rmdir": self._rmdir,
+            "mkdir": self._mkdir,
+            "put": self._put,
+            "rename": self._rename,
+            "exchange": self._rename,
+            "link": self._link,
+            "symlink": self._symlink,
+            "mode": self._set_mode,
+            "owner": self._set_owner,
+            "times": self._set_times,
+            "xattr": self._set_xattr,
+        }
+
+    def close(self) -> None:
+        """Close the source."""
+        os.close(self._root)
+
+    def make(self, steps: Sequence[UndoStep], journal: UndoJournal) -> list[Failure]:
+        """Make the steps in order. A file whose step fails is left as it is then. Refused: the trail has the denial."""
+        failures: list[Failure] = []
+        failed: set[str] = set()
+        for number, step in enumerate(steps):
+            if number < journal.done:
+                continue
+            if step.path in failed:
+                journal.advance()
+                continue
+            try:
+                if number > journal.done_at_start or not self._is_made(step):
+                    self._check(step)
+                    self._make[step.do](step)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                failed.add(step.path)
+                failures.append(Failure(step.path, error.strerror or str(error), step.change))
+            journal.advance()
+        syscalls.syncfs(self._root)
+        return failures
+
+    def _check(self, step: UndoStep) -> None:
+        """Raise ESTALE if the file is not as it was when the plan was made."""
+        if step.expected is not None:
+            st = self._stat(step.path)
+            if st is None or [st.st_size, st.st_mtime_ns] != step.expected:
+                raise OSError(errno.ESTALE, "the file was changed while it was taken back")
+
+    def _is_made(self, step: UndoStep) -> bool:
+        """Return whether a step that the journal does not know was made."""
+        st = self._stat(step.path)
+        arguments = step.arguments
+        if step.do in ("remove", "rmdir"):
+            return st is None
+        if step.do in ("rename", "exchange"):
+            return st is None and self._stat(arguments["to"]) is not None
+        if step.do == "put":
+            return st is not None and (st.st_size, st.st_mtime_ns) == (arguments["size"], arguments["mtime"])
+        return st is not None and step.do in ("mkdir", "link", "symlink")
+
+    def _stat(self, path: str) -> os.stat_result | None:
+        try:
+            with self._directory(path) as (directory, name):
+                return os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    @contextmanager
+    def _directory(self, path: str) -> Iterator[tuple[int, bytes]]:
+        above, _, name = os.fsencode(path).rpartition(b"/")
+        directory = syscalls.open_beneath(self._root, above or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield directory, name
+        finally:
+            os.close(directory)
+
+    @contextmanager
+    def _change(
+        self,
+        operation: Operation,
+        step: UndoStep,
+        kind: Kind = Kind.FILE,
+        context: Context | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> Iterator[tuple[Permit, int, bytes]]:
+        """Authorize a change of the step's path; the permit, the open directory and the name."""
+        request = Request(operation, WorkspacePath(step.path), kind)
+        record = {UNDO: step.change, **(details or {})}
+        context = context or Context(in_source=True)
+        admission = self._authorizer.authorize(request, context, caller=_CALLER, details=record)
+        with self._directory(step.path) as (directory, name), admission as permit:
+            yield permit, directory, name
+
+    def _kind(self, path: str) -> Kind:
+        st = self._stat(path)
+        return Kind.FILE if st is None else kind_of(st.st_mode)
+
+    def _remove(self, step: UndoStep) -> None:
+        context = Context(leaves=True)
+        with self._change(Operation.DELETE_FILE, step, self._kind(step.path), context) as (_, directory, name):
+            os.unlink(name, dir_fd=directory)
+
+    def _rmdir(self, step: UndoStep) -> None:
+        with self._change(Operation.RMDIR, step, Kind.DIRECTORY, Context(leaves=True)) as (_, directory, name):
+            os.rmdir(name, dir_fd=directory)
+
+    def _mkdir(self, step: UndoStep) -> None:
+        arguments = step.arguments
+        with self._change(Operation.MKDIR, step, Kind.DIRECTORY, Context()) as (_, directory, name):
+            os.mkdir(name, 0o700, dir_fd=directory)
+            made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            try:
+                _set_xattrs(made, arguments["xattrs"])
+                _set_state(made, arguments)
+            finally:
+                os.close(made)
+
+    def _put(self, step: UndoStep) -> None:
+        arguments = step.arguments
+        image = Image(*arguments["image"])
+        opened = io.FileIO(os.devnull) if image == EMPTY else self._images.open(image)
+        if opened is None:
+            raise OSError(errno.ENODATA, "the old content is no longer kept")
+        old = self._stat(step.path)
+        with opened as content:
+            head = content.read(HEAD_BYTES)
+            context = Context(
+                size=arguments["size"],
+                size_before=0 if old is None else old.st_size,
+                mode=arguments["mode"],
+                head=head,
+                in_source=old is not None,
+            )
+            if old is not None and old.st_nlink > 1:
+                self._write(step, content.fileno(), context)
+                return
+            temporary = stray_name().encode()
+            details = {BY: temporary.decode()}
+            with self._change(Operation.WRITE_FILE, step, Kind.FILE, context, details) as (_, directory, name):
+                self._replace(step, content.fileno(), directory, name, temporary)
+
+    def _replace(self, step: UndoStep, content: int, directory: int, name: bytes, temporary: bytes) -> None:
+        """Write a new file, and rename it onto the path."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        made = os.open(temporary, flags, 0o600, dir_fd=directory)
+        try:
+            _fill(made, content, step.arguments["size"])
+            _set_xattrs(made, self._xattrs(step, directory, name))
+            _set_state(made, step.arguments)
+            if step.arguments["new"]:
+                syscalls.renameat2(directory, temporary, directory, name, syscalls.RENAME_NOREPLACE)
+            else:
+                os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=directory)
+            raise
+        finally:
+            os.close(made)
+
+    def _xattrs(self, step: UndoStep, directory: int, name: bytes) -> dict[str, str]:
+        """Return the extended attributes of a restored file: those in the store, or those that the file has now."""
+        kept = step.arguments["xattrs"]
+        if kept is None:
+            return xattrs_of(_of(directory, name), _LONGEST_VALUE)
+        content = self._images.open(Image(*kept))
+        if content is None:
+            return {}
+        with content:
+            return {each: os.getxattr(content.fileno(), each).hex() for each in os.listxattr(content.fileno())}
+
+    def _write(self, step: UndoStep, content: int, context: Context) -> None:
+        """Write in place a file that has several names, which all keep leading to it."""
+        with self._change(Operation.WRITE_FILE, step, Kind.FILE, context) as (_, directory, name):
+            made = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            try:
+                os.ftruncate(made, 0)
+                _fill(made, content, step.arguments["size"])
+                _set_state(made, step.arguments)
+            finally:
+                os.close(made)
+
+    def _rename(self, step: UndoStep) -> None:
+        to, exchange = step.arguments["to"], step.do == "exchange"
+        details: dict[str, Any] = {"to": to, "exchange": True} if exchange else {"to": to}
+        flags = syscalls.RENAME_EXCHANGE if exchange else syscalls.RENAME_NOREPLACE
+        with (
+            self._directory(to) as (target, new),
+            self._change(Operation.RENAME, step, self._kind(step.path), Context(leaves=True), details) as change,
+        ):
+            _, directory, name = change
+            syscalls.renameat2(directory, name, target, new, flags)
+
+    def _link(self, step: UndoStep) -> None:
+        of = step.arguments["of"]
+        with (
+            self._directory(of) as (source, old),
+            self._change(Operation.LINK, step, details={"from": of}) as (_, directory, name),
+        ):
+            os.link(old, name, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
+
+    def _symlink(self, step: UndoStep) -> None:
+        target, mtime = step.arguments["target"], step.arguments["mtime"]
+        context = Context(target=target)
+        with self._change(Operation.SYMLINK, step, Kind.SYMLINK, context, {"target": target}) as (_, directory, name):
+            os.symlink(target, name, dir_fd=directory)
+            if os.geteuid() == 0:
+                os.chown(name, step.arguments["uid"], step.arguments["gid"], dir_fd=directory, follow_symlinks=False)
+            os.utime(name, ns=(mtime, mtime), dir_fd=directory, follow_symlinks=False)
+
+    def _set_mode(self, step: UndoStep) -> None:
+        kind, mode = self._kind(step.path), step.arguments["mode"]
+        context = Context(mode=mode, in_source=True) if kind is Kind.FILE else Context(in_source=True)
+        with self._change(Operation.SET_MODE, step, kind, context, {"mode": f"{mode:04o}"}) as (_, directory, name):
+            os.chmod(_of(directory, name), mode)
+
+    def _set_owner(self, step: UndoStep) -> None:
+        uid, gid = step.arguments["uid"], step.arguments["gid"]
+        details = {"owner": uid, "group": gid}
+        with self._change(Operation.SET_OWNER, step, self._kind(step.path), details=details) as (_, directory, name):
+            os.chown(name, uid, gid, dir_fd=directory, follow_symlinks=False)
+
+    def _set_times(self, step: UndoStep) -> None:
+        mtime = step.arguments["mtime"]
+        with self._change(Operation.SET_TIMES, step, self._kind(step.path)) as (_, directory, name):
+            st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            os.utime(name, ns=(st.st_atime_ns, mtime), dir_fd=directory, follow_symlinks=False)
+
+    def _set_xattr(self, step: UndoStep) -> None:
+        key, value = step.arguments["name"], step.arguments["value"]
+        operation = Operation.REMOVE_XATTR if value is None else Operation.SET_XATTR
+        with self._directory(step.path) as (directory, name):
+            path = _of(directory, name)
+            try:
+                old = os.getxattr(path, key, follow_symlinks=False).hex()
+            except OSError:
+                old = None
+            details = {"name": key, OLD_VALUE: old, NEW_VALUE: value}
+            with self._change(operation, step, self._kind(step.path), details=details):
+                if value is None:
+                    os.removexattr(path, key, follow_symlinks=False)
+                else:
+                    os.setxattr(path, key, bytes.fromhex(value), follow_symlinks=False)
+
+
+class UndoJournal:
+    """The steps of one undo, and how many of them were made."""
+
+    def __init__(self, directory: Path, name: str, steps: Sequence[UndoStep], steps_made: int = 0) -> None:
+        self._plan: Final = directory / f"{name}.plan"
+        self._done: Final = directory / f"{name}.done"
+        self.steps: Final = steps
+        self.done_at_start: Final = steps_made
+        self.done = steps_made
+        """Number of steps that were made."""
+        self._descriptor = -1
+
+    @classmethod
+    def begin(cls, directory: Path, name: str, steps: Sequence[UndoStep], about: dict[str, Any]) -> UndoJournal:
+        """Write a journal. `about`: what the undo is for. OSError."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        journal = cls(directory, name, steps)
+        document = {**about, "steps": [step.document() for step in steps]}
+        write_text(journal._plan, json.dumps(document))
+        journal._open()
+        return journal
+
+    @classmethod
+    def unfinished(cls, directory: Path, source: str) -> list[tuple[UndoJournal, dict[str, Any]]]:
+        """Return the journals of killed undos of a source. StateError: one is damaged."""
+        found = []
+        for plan in sorted(directory.glob("*.plan")):
+            try:
+                document = json.loads(plan.read_bytes())
+                steps = [UndoStep(**step) for step in document.pop("steps")]
+            except FileNotFoundError:
+                continue
+            except (ValueError, TypeError, KeyError) as error:
+                raise StateError(f"{plan} is not the journal of an undo; move it away") from error
+            if document.get("source") != source:
+                continue
+            done = plan.with_suffix(".done")
+            journal = cls(directory, plan.stem, steps, done.stat().st_size if done.exists() else 0)
+            journal._open()
+            found.append((journal, document))
+        return found
+
+    def _open(self) -> None:
+        self._descriptor = os.open(self._done, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def advance(self) -> None:
+        """Note that the next step was made."""
+        os.write(self._descriptor, b".")
+        self.done += 1
+
+    def end(self) -> None:
+        """Remove the journal: every step was made, or has failed."""
+        os.close(self._descriptor)
+        for path in (self._plan, self._done):
+            path.unlink(missing_ok=True)
+
+
+def _contents(pack: Path) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    """Yield the number of each copy in a pack, with its offset, size and checksum."""
+    with suppress(FileNotFoundError), pack.open("rb") as file:
+        while len(header := file.read(HEADER.size)) == HEADER.size:
+            number, size, checksum = HEADER.unpack(header)
+            yield number, (file.tell(), size, checksum)
+            file.seek(size, os.SEEK_CUR)
+
+
+def _part(pack: Path, offset: int, size: int, checksum: int) -> io.FileIO | None:
+    """Return a file with a part of a pack; None: the part is damaged or incomplete."""
+    with pack.open("rb") as file:
+        data = os.pread(file.fileno(), size, offset)
+    if len(data) != size or zlib.crc32(data) != checksum:
+        return None
+    part = os.memfd_create("image", os.MFD_CLOEXEC)
+    os.write(part, data)
+    os.lseek(part, 0, os.SEEK_SET)
+    return io.FileIO(part)
+
+
+def _of(directory: int, name: bytes) -> bytes:
+    return b"/proc/self/fd/%d/%s" % (directory, name)
+
+
+def _fill(fd: int, content: int, size: int) -> None:
+    at = 0
+    while at < size:
+        sent = os.sendfile(fd, content, at, min(size - at, _SENT))
+        if not sent:
+            raise OSError(errno.EIO, "the kept content is shorter than it was")
+        at += sent
+
+
+def _set_state(fd: int, arguments: dict[str, Any]) -> None:
+    """Give a new file its old owner, mode and time."""
+    st = os.fstat(fd)
+    if (st.st_uid, st.st_gid) != (arguments["uid"], arguments["gid"]):
+        with suppress(PermissionError):
+            os.fchown(fd, arguments["uid"], arguments["gid"])
+    os.fchmod(fd, stat.S_IMODE(arguments["mode"]))
+    os.utime(fd, ns=(st.st_atime_ns, arguments["mtime"]))
+
+
+def _set_xattrs(fd: int, values: dict[str, str]) -> None:
+    for name, value in values.items():
+        with suppress(OSError):  # this user or this file system may not support it
+            os.setxattr(fd, name, bytes.fromhex(value))

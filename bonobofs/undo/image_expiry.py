@@ -1,0 +1,79 @@
+"""Bound the stores of pre-images: by age, by total size, and after a crash."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from bonobofs.state.sessions import lives, read_all
+
+
+class StoreUsage(NamedTuple):
+    """What the stores hold."""
+
+    files: int
+    bytes: int
+
+
+def usage(places: Iterable[Path]) -> StoreUsage:
+    """Return number and bytes of the pre-images in these stores."""
+    sizes = [st.st_size for _, st in _images(places)]
+    return StoreUsage(len(sizes), sum(sizes))
+
+
+def expire(places: Iterable[Path], keep: float, max_total: int) -> int:
+    """Remove pre-images that are older than `keep` seconds, then the oldest until `max_total` bytes remain.
+
+    Return their number. A pre-image has the change time at which it was kept.
+    """
+    oldest, removed = time.time() - keep, 0
+    images = sorted(_images(places), key=lambda image: image[1].st_ctime)
+    total = sum(st.st_size for _, st in images)
+    for path, st in images:
+        if st.st_ctime >= oldest and total <= max_total:
+            break
+        with suppress(OSError):
+            path.unlink()
+            removed += 1
+        total -= st.st_size
+    for place in places:
+        for directory in _directories(place):
+            with suppress(OSError):
+                directory.rmdir()  # fails while it holds an image, or a session uses it
+    return removed
+
+
+def drop_unmade(directory: Path) -> None:
+    """Remove the links of files that still have their name: a killed session did not make these changes.
+
+    A file with a name more than it shows could not be written through a mount.
+    """
+    for entry in os.scandir(directory) if directory.is_dir() else ():
+        with suppress(OSError):
+            if entry.stat(follow_symlinks=False).st_nlink > 1:
+                os.unlink(entry.path)
+
+
+def drop_unmade_changes(home: Path, source: str) -> None:
+    """Remove what killed sessions of a source kept for changes that they did not make."""
+    for session in read_all(home)[0]:
+        if session.source == source and session.ended is None and not lives(session):
+            for store in (home, Path(source) / ".bonobofs"):
+                drop_unmade(store / "undo" / session.session)
+
+
+def _directories(store: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        yield from [each for each in store.iterdir() if each.is_dir() and not each.is_symlink()]
+
+
+def _images(places: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    for store in places:
+        for directory in _directories(store):
+            for path in list(directory.iterdir()):
+                with suppress(OSError):
+                    yield path, path.lstat()

@@ -1,0 +1,461 @@
+"""Plan an undo: the inverse of each selected change, newest first, on a tree in memory.
+
+A change can be taken back if its file is as the change left it. Otherwise it is a conflict, and so is every other
+selected change of that file: it is taken back completely or left untouched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from bonobofs.audit.entry import NEW_VALUE, OLD_TARGET, OLD_VALUE, XATTRS
+from bonobofs.policy.request import Kind, Operation
+from bonobofs.undo.changes import Change, FileState
+from bonobofs.undo.tree import EMPTY, MISSING, FileNode, Image, SourceTree
+
+CHANGED: Final = "the file was changed afterwards"
+GONE: Final = "the file is gone"
+TAKEN: Final = "another file has the name"
+NO_DIRECTORY: Final = "its directory is gone"
+NOT_EMPTY: Final = "the directory has other files"
+MOVED: Final = "the file was moved afterwards"
+LAST_NAME: Final = "it is the last name of the file"
+NO_OTHER_NAME: Final = "the other names of the file are gone"
+UNKNOWN_END: Final = "the session was killed before it recorded how the change ended"
+NO_STATE: Final = "the record does not have the old state: nothing was kept then"
+OF_TURN: Final = "an earlier change of its turn has the old content; take back the whole turn"
+NO_LONGER: Final = "the old content is no longer kept"
+LONG_VALUE: Final = "the attribute is too long to be kept"
+
+
+class UndoConflict(Exception):  # noqa: N818 - a result of planning, never shown as an error
+    """A change cannot be taken back."""
+
+
+@dataclass(slots=True)
+class UndoStep:
+    """One change that the undo makes. `arguments` have a JSON form."""
+
+    do: str
+    """remove, rmdir, mkdir, put, rename, exchange, link, symlink, mode, owner, times or xattr."""
+    path: str
+    change: str
+    """Name of the change that it takes back."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    expected: list[int] | None = None
+    """Size and time of modification of the file at the path before the step; None: not compared."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the step as JSON data."""
+        return {
+            "do": self.do,
+            "path": self.path,
+            "change": self.change,
+            "arguments": self.arguments,
+            "expected": self.expected,
+        }
+
+
+class UndoRefusal(NamedTuple):
+    """A selected change that is not taken back."""
+
+    change: Change
+    reason: str
+
+
+class Plan(NamedTuple):
+    """What an undo will do."""
+
+    steps: list[UndoStep]
+    taken_back: list[Change]
+    """Newest first."""
+    refusals: list[UndoRefusal]
+
+
+def plan(
+    source: Path, changes: Sequence[Change], restored: Mapping[int, set[int]], is_kept: Callable[[Image], bool]
+) -> Plan:
+    """Plan to take back `changes`. `is_kept`: whether the store has an image. `restored`: see `SourceTree`. OSError."""
+    newest_first = [change for change in reversed(changes) if change.is_made]
+    bad: dict[str, str] = {}
+    while True:
+        planner = _Planner(source, restored, is_kept, bad)
+        planner.plan(newest_first)
+        if planner.bad.keys() <= bad.keys():
+            refusals = [UndoRefusal(change, bad[key]) for change in newest_first if (key := _bad_key(change, bad))]
+            taken = [change for change in newest_first if not _bad_key(change, bad)]
+            return Plan(planner.steps, taken, refusals)
+        bad = {**planner.bad, **bad}
+
+
+def _bad_key(change: Change, bad: dict[str, str]) -> str:
+    return next((key for key in _keys(change) if key in bad), "")
+
+
+def _keys(change: Change) -> list[str]:
+    """Return what a change has in common with the other changes of the same file: itself, its inodes, its names."""
+    states = (change.before, change.after, change.replaced)
+    inos = [f"ino:{state.ino}" for state in states if state is not None and state.kind is not Kind.DIRECTORY]
+    names = [f"path:{path}" for path in change.paths] if change.operation in _OF_NAMES else []
+    return [change.id, *inos, *names]
+
+
+def _empty(step: UndoStep) -> None:
+    """Let a step restore a file without content, which is written or removed later."""
+    step.arguments["size"] = 0
+    if step.arguments["image"] == list(MISSING):
+        step.arguments["image"] = list(EMPTY)
+
+
+_UNKNOWN: Final = "?"
+_OF_NAMES: Final = (Operation.CREATE_FILE, Operation.DELETE_FILE, Operation.SYMLINK, Operation.LINK, Operation.RENAME)
+
+
+class _Planner:
+    def __init__(
+        self, source: Path, restored: Mapping[int, set[int]], is_kept: Callable[[Image], bool], bad: dict[str, str]
+    ) -> None:
+        self._source: Final = source
+        self._tree: Final = SourceTree(source, restored)
+        self._is_kept: Final = is_kept
+        self._excluded: Final = bad
+        self.bad: Final[dict[str, str]] = {}
+        """Keys of changes that cannot be taken back, with the reason."""
+        self.steps: Final[list[UndoStep]] = []
+        self._contents: Final[dict[FileNode, UndoStep]] = {}
+        """The last step that writes the content of a file."""
+        self._touched: Final[dict[FileNode, int]] = {}
+        """Number of the steps that change a file."""
+        self._values: Final[dict[tuple[FileNode, str], str | None]] = {}
+        self._change: Change
+
+    def plan(self, newest_first: list[Change]) -> None:
+        for change in newest_first:
+            if _bad_key(change, self._excluded):
+                continue
+            self._change = change
+            try:
+                self._take_back(change)
+            except UndoConflict as conflict:
+                self._refuse(change, str(conflict))
+        self.steps[:] = [step for step in self.steps if step.do]
+        missing = {step.change for step in self.steps if step.arguments.get("image") == list(MISSING)}
+        for change in newest_first:
+            if change.id in missing:
+                in_place = change.operation not in (Operation.DELETE_FILE, Operation.RENAME)
+                self._refuse(change, change.not_kept or (OF_TURN if in_place else NO_LONGER))
+
+    def _refuse(self, change: Change, reason: str) -> None:
+        for key in _keys(change):
+            self.bad.setdefault(key, reason)
+
+    def _take_back(self, change: Change) -> None:
+        if change.path == ".git" or change.path.startswith(".git/"):
+            raise UndoConflict("git's own files are never changed; use git")
+        if change.outcome is None:
+            raise UndoConflict(UNKNOWN_END)
+        _INVERSES[Operation(change.operation)](self, change)
+
+    def _step(self, do: str, path: str, node: FileNode, **arguments: Any) -> UndoStep:
+        step = UndoStep(do, path, self._change.id, arguments)
+        if do != "link" and node not in self._touched and node.kind is Kind.FILE and node.real is not None:
+            step.expected = [node.disk_size, node.disk_mtime]
+        self._touched[node] = self._touched.get(node, 0) + 1
+        self.steps.append(step)
+        return step
+
+    # -- the inverse of each operation
+
+    def create(self, change: Change) -> None:
+        after = self._after(change)
+        if change.before is not None:
+            self.content(change)
+            return
+        node = self._file(change.path, after)
+        if not node.has_content_of(after):
+            raise UndoConflict(CHANGED)
+        self._remove(change.path, node)
+
+    def content(self, change: Change) -> None:
+        """Take back a change of content, or the replacement of a file by a new one."""
+        before, after = self._before(change), self._after(change)
+        if before.links == 0:
+            return  # the file had no name any more
+        if before.kind is not Kind.FILE or after.kind is not Kind.FILE:
+            self._replace_other(change, before)
+            return
+        node = self._file(change.path, after)
+        if not node.has_content_of(after):
+            raise UndoConflict(CHANGED)
+        if (before.size, before.mtime, before.ino) != (after.size, after.mtime, after.ino):
+            node.size, node.mtime = before.size, before.mtime
+            node.inos.add(before.ino)
+            self._set_attributes(change.path, node, before, after, steps=False)
+            self._write(change, change.path, node)
+        self._set_attributes(change.path, node, before, after)
+
+    def _replace_other(self, change: Change, before: FileState) -> None:
+        """Put back a symlink or special file that was replaced at its path."""
+        node = self._tree.find(change.path)
+        after = self._after(change)
+        if node is None or not node.is_file_of(after):
+            raise UndoConflict(CHANGED if node is not None else GONE)
+        self._remove(change.path, node)
+        self._restore(change, change.path, before)
+
+    def delete(self, change: Change) -> None:
+        before = self._before(change)
+        self._check_free(change.path)
+        self._restore(change, change.path, before)
+
+    def rename(self, change: Change) -> None:
+        to = change.details.get("to")
+        if not isinstance(to, str):
+            self.create(change)  # a staged file was published
+            return
+        before = self._before(change)
+        node = self._tree.find(to)
+        if change.details.get("exchange"):
+            self._exchange(change, before, node, to)
+            return
+        if node is None or not node.is_file_of(before):
+            raise UndoConflict(MOVED)
+        self._check_free(change.path)
+        self._tree.remove(to)
+        self._tree.put(change.path, node)
+        self._step("rename", to, node, to=change.path)
+        if change.replaced is not None and change.replaced.ino != before.ino:
+            self._restore(change, to, change.replaced)
+
+    def _exchange(self, change: Change, before: FileState, node: FileNode | None, to: str) -> None:
+        other = self._tree.find(change.path)
+        if node is None or other is None or not node.is_file_of(before):
+            raise UndoConflict(MOVED)
+        self._tree.put(change.path, node)
+        self._tree.put(to, other)
+        self._step("exchange", to, node, to=change.path)
+        self._touched[other] = self._touched.get(other, 0) + 1
+
+    def link(self, change: Change) -> None:
+        state = change.after or self._before(change)
+        node = self._tree.find(change.path)
+        if node is None or not node.is_file_of(state):
+            raise UndoConflict(CHANGED if node is not None else GONE)
+        if node.links < 2:
+            if change.after is None or change.before is not None:
+                raise UndoConflict(LAST_NAME)
+            self.create(change)  # a staged file was published
+            return
+        self._remove(change.path, node)
+
+    def symlink(self, change: Change) -> None:
+        node = self._tree.find(change.path)
+        if node is None or node.target != change.details.get("target"):
+            raise UndoConflict(CHANGED if node is not None else GONE)
+        self._remove(change.path, node)
+        if change.before is not None:
+            self._restore(change, change.path, change.before)
+
+    def mkdir(self, change: Change) -> None:
+        node = self._tree.find(change.path)
+        if node is None or not node.is_dir:
+            raise UndoConflict(GONE)
+        if not self._tree.is_empty(node):
+            raise UndoConflict(NOT_EMPTY)
+        self._tree.remove(change.path)
+        self._step("rmdir", change.path, node)
+
+    def rmdir(self, change: Change) -> None:
+        before = self._before(change)
+        self._check_free(change.path)
+        self._restore(change, change.path, before)
+
+    def mknod(self, change: Change) -> None:
+        node = self._tree.find(change.path)
+        if node is None or node.kind in (Kind.FILE, Kind.DIRECTORY, Kind.SYMLINK):
+            raise UndoConflict(CHANGED if node is not None else GONE)
+        self._remove(change.path, node)
+
+    def attributes(self, change: Change) -> None:
+        before, after = self._before(change), self._after(change)
+        if before.links == 0:
+            return
+        if before.size != after.size and before.kind is Kind.FILE:
+            self.content(change)
+            return
+        self._set_attributes(change.path, self._file(change.path, after), before, after)
+
+    def xattr(self, change: Change) -> None:
+        before, after = self._before(change), self._after(change)
+        if before.links == 0:
+            return
+        if OLD_VALUE not in change.details:
+            raise UndoConflict(LONG_VALUE)
+        node, name = self._file(change.path, after), str(change.details.get("name"))
+        if self._value(node, name) not in (change.details[NEW_VALUE], _UNKNOWN):
+            raise UndoConflict(CHANGED)
+        self._values[node, name] = change.details[OLD_VALUE]
+        self._step("xattr", change.path, node, name=name, value=change.details[OLD_VALUE])
+        self._set_attributes(change.path, node, before, after)
+
+    def _value(self, node: FileNode, name: str) -> str | None:
+        if (node, name) in self._values:
+            return self._values[node, name]
+        written = self._contents.get(node)
+        if node.real is None or (written is not None and written.arguments["xattrs"] is not None):
+            return _UNKNOWN  # it comes from the store
+        try:
+            return os.getxattr(self._source / node.real, name, follow_symlinks=False).hex()
+        except OSError:
+            return None
+
+    # -- parts
+
+    def _before(self, change: Change) -> FileState:
+        if change.before is None:
+            raise UndoConflict(NO_STATE)
+        return change.before
+
+    def _after(self, change: Change) -> FileState:
+        if change.after is None:
+            raise UndoConflict(NO_STATE)
+        return change.after
+
+    def _file(self, path: str, state: FileState) -> FileNode:
+        node = self._tree.find(path)
+        if node is None or not node.is_file_of(state):
+            raise UndoConflict(CHANGED if node is not None else GONE)
+        return node
+
+    def _check_free(self, path: str) -> None:
+        if self._tree.find(path) is not None:
+            raise UndoConflict(TAKEN)
+        if self._tree.directory_of(path) is None:
+            raise UndoConflict(NO_DIRECTORY)
+
+    def _remove(self, path: str, node: FileNode) -> None:
+        self._tree.remove(path)
+        node.links -= 1
+        pending = self._contents.get(node)
+        if pending is not None and not node.links:
+            if not pending.arguments["new"]:
+                self._drop(node, pending)  # the content would be written and then removed
+            elif self._touched[node] == 1:
+                self._drop(node, pending)
+                return
+            else:
+                _empty(pending)
+        self._step("remove", path, node)
+
+    def _drop(self, node: FileNode, step: UndoStep) -> None:
+        step.do = ""
+        self._touched[node] -= 1
+        if not self._touched[node]:
+            del self._touched[node]
+
+    def _restore(self, change: Change, path: str, state: FileState) -> None:
+        """Put back a file, directory or symlink that has no name any more, or lost this one."""
+        attributes = {"mode": state.permissions, "uid": state.uid, "gid": state.gid, "mtime": state.mtime}
+        node = FileNode(state)
+        if state.kind is Kind.FILE and state.links > 1:
+            other = self._tree.with_ino(state.ino)
+            node = self._tree.find(other) if other is not None else None  # type: ignore[assignment]
+            if other is None or node is None:
+                raise UndoConflict(NO_OTHER_NAME)
+            node.links += 1
+            self._tree.put(path, node)
+            self._step("link", path, node, of=other)
+            return
+        self._tree.put(path, node)
+        if state.kind is Kind.DIRECTORY:
+            self._step("mkdir", path, node, **attributes, xattrs=change.details.get(XATTRS, {}))
+        elif state.kind is Kind.SYMLINK:
+            node.target = str(change.details.get(OLD_TARGET))
+            self._step("symlink", path, node, **attributes, target=node.target)
+        elif state.kind is Kind.FILE:
+            self._tree.note(node)
+            self._write(change, path, node, is_new=True)
+        else:
+            raise UndoConflict("a special file is not kept")
+
+    def _write(self, change: Change, path: str, node: FileNode, *, is_new: bool = False) -> None:
+        """Give a file its old content. Of several contents of an existing file only the oldest is written."""
+        image = Image(change.entry.session, change.entry.seq)
+        if change.not_kept or not self._is_kept(image):
+            image = MISSING if node.size or change.not_kept else EMPTY
+        pending = self._contents.get(node)
+        in_place = not is_new and change.before is not None and change.after is not None
+        in_place = in_place and change.before.ino == change.after.ino  # type: ignore[union-attr]
+        xattrs = None if in_place else list(image)
+        if pending is not None and (not pending.arguments["new"] or self._touched[node] == 1):
+            is_new = bool(pending.arguments["new"])
+            xattrs = pending.arguments["xattrs"] if in_place else xattrs
+            self._drop(node, pending)
+        elif pending is not None:
+            _empty(pending)
+        self._contents[node] = self._step(
+            "put",
+            path,
+            node,
+            image=list(image),
+            mode=node.mode & 0o7777,
+            uid=node.uid,
+            gid=node.gid,
+            mtime=node.mtime,
+            size=node.size,
+            new=is_new,
+            xattrs=xattrs,
+        )
+
+    def _set_attributes(
+        self, path: str, node: FileNode, before: FileState, after: FileState, *, steps: bool = True
+    ) -> None:
+        """Set the mode, owner and time that a change has set to their old values."""
+        if before.permissions != after.permissions:
+            if node.mode & 0o7777 == after.permissions:
+                node.mode = before.mode
+                if steps:
+                    self._step("mode", path, node, mode=before.permissions)
+            elif node.mode & 0o7777 != before.permissions:
+                raise UndoConflict("the mode was changed afterwards")
+        if (before.uid, before.gid) != (after.uid, after.gid):
+            if (node.uid, node.gid) == (after.uid, after.gid):
+                node.uid, node.gid = before.uid, before.gid
+                if steps:
+                    self._step("owner", path, node, uid=before.uid, gid=before.gid)
+            elif (node.uid, node.gid) != (before.uid, before.gid):
+                raise UndoConflict("the owner was changed afterwards")
+        if steps and before.mtime not in (after.mtime, node.mtime) and before.size == after.size:
+            if node.mtime != after.mtime and not node.is_dir:
+                raise UndoConflict("the time was changed afterwards")
+            node.mtime = before.mtime
+            self._step("times", path, node, mtime=before.mtime)
+
+
+_INVERSES: Final[dict[Operation, Callable[[_Planner, Change], None]]] = {
+    Operation.CREATE_FILE: _Planner.create,
+    Operation.WRITE_FILE: lambda planner, change: (
+        planner.content(change) if change.before is not None else planner.create(change)
+    ),
+    Operation.TRUNCATE: _Planner.attributes,
+    Operation.ALLOCATE: _Planner.content,
+    Operation.COPY_RANGE: _Planner.content,
+    Operation.DELETE_FILE: _Planner.delete,
+    Operation.RENAME: _Planner.rename,
+    Operation.LINK: _Planner.link,
+    Operation.SYMLINK: _Planner.symlink,
+    Operation.MKDIR: _Planner.mkdir,
+    Operation.RMDIR: _Planner.rmdir,
+    Operation.MKNOD: lambda planner, change: (
+        planner.create(change) if change.after is not None and change.after.kind is Kind.FILE else planner.mknod(change)
+    ),
+    Operation.SET_MODE: _Planner.attributes,
+    Operation.SET_OWNER: _Planner.attributes,
+    Operation.SET_TIMES: _Planner.attributes,
+    Operation.SET_XATTR: _Planner.xattr,
+    Operation.REMOVE_XATTR: _Planner.xattr,
+}

@@ -1,0 +1,347 @@
+"""The store of pre-images: the content that files had before a change, by session and number of the change's intent.
+
+A removed or replaced file is moved or linked into the store, if the store is on the file system of the source.
+Otherwise its content is cloned or copied. The intent has the old attributes (`BEFORE`), so the store needs none.
+
+The store never refuses or delays a change: what cannot be kept is recorded in the outcome as `NOT_KEPT`, with a reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import queue
+import stat
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+from bonobofs.audit.entry import AFTER, BEFORE, BY, OLD_TARGET, XATTRS, state_text
+from bonobofs.policy.decision import Permit
+from bonobofs.policy.request import Operation, Request
+from bonobofs.system.syscalls import open_beneath
+
+PACK: Final = "pack"
+"""File of a session's store with small copies: for each a header of HEADER (number, bytes, CRC-32), then the bytes."""
+HEADER: Final = struct.Struct("<QII")
+_PACKED: Final = 64 << 10
+"""Bytes of the largest copy in the pack. It costs one write; a file of its own costs five times as much."""
+COPIED_AT_ONCE: Final = 1 << 20
+"""Bytes that the serving thread copies itself: about a millisecond."""
+_OF_CONTENT: Final = (Operation.WRITE_FILE, Operation.CREATE_FILE, Operation.DELETE_FILE)
+_DELETE: Final = Operation.DELETE_FILE
+_FICLONE: Final = 0x40049409
+_MOST_SENT: Final = 0x7FFFF000
+_IN_PACK: Final = -1
+"""In place of a number: the copy is in the pack."""
+_MOST_UNSYNCED: Final = 4096
+LONGEST_XATTR: Final = 4096
+
+TOO_LARGE: Final = "the file is larger than max_file"
+FULL: Final = "the store has max_total bytes"
+UNREADABLE: Final = "the file cannot be read"
+
+
+def store_place(home: Path, source: Path) -> Path:
+    """Return the directory of the pre-images of a source: on its file system, if there is a place for it."""
+    own = source / ".bonobofs"
+    with suppress(OSError):
+        if home.stat().st_dev != source.stat().st_dev and stat.S_ISDIR(own.lstat().st_mode):
+            return own / "undo"
+    return home / "undo"
+
+
+class StoreLimits(NamedTuple):
+    """What a session keeps: bytes of all its pre-images, and of one file."""
+
+    max_total: int
+    max_file: int
+
+    @classmethod
+    def of(cls, policy: Mapping[str, Any]) -> Self | None:
+        """Return `[undo]` of a policy as plain data; None: nothing is kept."""
+        table = policy.get("undo", {})
+        limits = cls(int(table.get("max_total", 0)), int(table.get("max_file", 0)))
+        return limits if all(limits) else None
+
+
+class PreimageStore:
+    """The pre-images of one session. Used by one thread, except `sync`."""
+
+    def __init__(self, directory: Path, limits: StoreLimits) -> None:
+        """Create the directory. OSError."""
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._directory: Final = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._limits: Final = limits
+        self._bytes = 0
+        self._links = True
+        """Whether a file of the source can be linked into the store."""
+        self._unsynced: Final[dict[int, int]] = {}
+        """Numbers of the copies that are not on the disk, by inode number of the source's file."""
+        self._is_synced = True
+        self.clones = True
+        self._pack = -1
+        self._copying: queue.Queue[tuple[int, int, int]] | None = None
+
+    def refusal(self, st: os.stat_result) -> str:
+        """Return why the content of a file is not kept, or ""."""
+        if st.st_size > self._limits.max_file:
+            return TOO_LARGE
+        return FULL if self._bytes + st.st_size > self._limits.max_total else ""
+
+    def take(self, number: int, directory: int, name: bytes, permit: Permit) -> bool:  # noqa: ARG002 - a change takes one
+        """Remove a name by moving its file into the store. False: the store cannot have it; nothing is changed."""
+        if not self._links:
+            return False
+        try:
+            os.rename(name, b"%d" % number, src_dir_fd=directory, dst_dir_fd=self._directory)
+        except OSError as error:
+            return self._failed(error)
+        self._is_synced = False
+        return True
+
+    def link(self, number: int, directory: int, name: bytes) -> bool:
+        """Link a file into the store. False: it cannot be linked."""
+        if not self._links:
+            return False
+        try:
+            os.link(name, b"%d" % number, src_dir_fd=directory, dst_dir_fd=self._directory, follow_symlinks=False)
+        except OSError as error:
+            return self._failed(error)
+        self._is_synced = False
+        return True
+
+    def _failed(self, error: OSError) -> bool:
+        if error.errno == errno.EXDEV:
+            self._links = False
+        return False
+
+    def count(self, st: os.stat_result) -> None:
+        """Count a kept file."""
+        self._bytes += st.st_size
+
+    def drop(self, number: int) -> None:
+        """Remove a pre-image whose change was not made."""
+        with suppress(OSError):
+            os.unlink(b"%d" % number, dir_fd=self._directory)
+
+    def copy(self, number: int, fd: int, st: os.stat_result, *, name: bytes = b"") -> str:
+        """Clone or copy the content of an open file; return why it was not kept, or ""."""
+        if not name and st.st_size <= _PACKED and not os.listxattr(fd):
+            return self._append(number, fd, st)
+        name = name or b"%d" % number
+        try:
+            copy = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
+        except OSError as error:
+            return _reason(error)
+        try:
+            self._fill(copy, fd, st.st_size)
+        except OSError as error:
+            os.unlink(name, dir_fd=self._directory)
+            return _reason(error)
+        finally:
+            os.close(copy)
+        self._note_unsynced(st.st_ino, number)
+        return ""
+
+    def _append(self, number: int, fd: int, st: os.stat_result) -> str:
+        """Copy the content of a small file to the pack; return why it was not kept, or ""."""
+        try:
+            if self._pack < 0:
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._pack = os.open(PACK, flags, 0o600, dir_fd=self._directory)
+            data = os.pread(fd, st.st_size, 0)
+            header = HEADER.pack(number, len(data), zlib.crc32(data))
+            if os.writev(self._pack, [header, data]) != len(header) + len(data):
+                return FULL  # readers skip what is incomplete
+        except OSError as error:
+            return _reason(error)
+        self._note_unsynced(st.st_ino, _IN_PACK)
+        return ""
+
+    def _note_unsynced(self, ino: int, number: int) -> None:
+        self._unsynced[ino] = number
+        while len(self._unsynced) > _MOST_UNSYNCED:
+            del self._unsynced[next(iter(self._unsynced))]
+        self._is_synced = False
+
+    def copy_later(self, number: int, fd: int, st: os.stat_result) -> None:
+        """Have a thread copy the content of a file that is about to lose its name. Takes a descriptor."""
+        if self._copying is None:
+            self._copying = queue.Queue()
+            threading.Thread(target=self._copy_each, args=(self._copying,), daemon=True).start()
+        self._copying.put((number, fd, st.st_size))
+        self._unsynced[st.st_ino] = number
+        self._is_synced = False
+
+    def _copy_each(self, waiting: queue.Queue[tuple[int, int, int]]) -> None:
+        while True:
+            number, fd, size = waiting.get()
+            # The name appears when the copy is complete: a killed process leaves no half of a pre-image.
+            with suppress(OSError):
+                copy = os.open(b".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
+                try:
+                    self._fill(copy, fd, size)
+                    os.link(f"/proc/self/fd/{copy}", b"%d" % number, dst_dir_fd=self._directory, follow_symlinks=True)
+                finally:
+                    os.close(copy)
+            os.close(fd)
+            waiting.task_done()
+
+    def replace(self, number: int, fd: int, st: os.stat_result) -> str:
+        """Replace a linked file by a copy of its present content, because the file will be written.
+
+        Return why the copy was not made, or "". Then the pre-image is removed.
+        """
+        name = b"%d.copy" % number
+        reason = self.copy(number, fd, st, name=name)
+        if reason:
+            self.drop(number)
+        else:
+            os.rename(name, b"%d" % number, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        return reason
+
+    def sync(self, ino: int) -> None:
+        """Write the pre-image of a file to the disk, if it is not there: its new content will be. Any thread."""
+        if self._is_synced:
+            return
+        number = self._unsynced.pop(ino, None)
+        if number is not None:
+            if self._copying is not None:
+                self._copying.join()
+            with suppress(OSError):  # it was never complete, or was removed
+                name = PACK.encode() if number == _IN_PACK else b"%d" % number
+                fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)
+                try:
+                    os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+        os.fsync(self._directory)
+        self._is_synced = not self._unsynced
+
+    def _fill(self, copy: int, fd: int, size: int) -> None:
+        """Give an empty file the content of another, by FICLONE or by a copy, and its extended attributes. OSError."""
+        for name in os.listxattr(fd):
+            with suppress(OSError):  # this file system may not support it
+                os.setxattr(copy, name, os.getxattr(fd, name))
+        if self.clones:
+            try:
+                fcntl.ioctl(copy, _FICLONE, fd)
+            except OSError as error:
+                self.clones = error.errno not in (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL)
+            else:
+                return
+        at = 0
+        while at < size:
+            sent = os.sendfile(copy, fd, at, min(size - at, _MOST_SENT))
+            if not sent:
+                break
+            at += sent
+
+    def close(self) -> None:
+        """Close the store."""
+        if self._pack >= 0:
+            os.close(self._pack)
+        os.close(self._directory)
+
+
+def _reason(error: OSError) -> str:
+    return f"the store cannot be written: {errno.errorcode.get(error.errno or 0, 'EIO')}"
+
+
+def xattrs_of(path: bytes, longest: int = LONGEST_XATTR) -> dict[str, str]:
+    """Return the extended attributes of a file as hex, without values longer than `longest` bytes. Never raises."""
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for name in os.listxattr(path, follow_symlinks=False):
+            value = os.getxattr(path, name, follow_symlinks=False)
+            if len(value) <= longest:
+                found[name] = value.hex()
+    return found
+
+
+class PathKeeper:
+    """Keeps the pre-images of changes that a guard makes by path (`enforcement.authorizer.Keeper`)."""
+
+    def __init__(self, root: int, store: PreimageStore, note_linked: Callable[[int, int], None] | None = None) -> None:
+        """`root`: descriptor of the source. `note_linked` gets inode number and number of a linked pre-image."""
+        self._root: Final = root
+        self._store: Final = store
+        self._note_linked: Final = note_linked
+        self._linked: Final[dict[int, int]] = {}
+        """Inode numbers of linked pre-images of changes without an outcome, by number."""
+
+    def before(self, request: Request) -> dict[str, Any]:
+        """Return what the intent of a change says of the file at the path; {} if there is none."""
+        with suppress(OSError), self._directory(request.path) as (directory, name):
+            return removal_details(directory, name, os.stat(name, dir_fd=directory, follow_symlinks=False))
+        return {}
+
+    def keep(self, number: int, request: Request, details: dict[str, Any]) -> str:
+        """Keep the content that a change removes or replaces; return why it is not kept, or ""."""
+        if request.operation not in _OF_CONTENT or BEFORE not in details:
+            return ""
+        try:
+            with self._directory(request.path) as (directory, name):
+                return self._keep(number, directory, name, loses_name=BY in details or request.operation is _DELETE)
+        except OSError:
+            return UNREADABLE
+
+    def _keep(self, number: int, directory: int, name: bytes, *, loses_name: bool) -> str:
+        st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if not stat.S_ISREG(st.st_mode) or (loses_name and st.st_nlink > 1):
+            return ""
+        reason = self._store.refusal(st)
+        if reason:
+            return reason
+        self._store.count(st)
+        if loses_name and self._store.link(number, directory, name):
+            self._linked[number] = st.st_ino
+            if self._note_linked is not None:
+                self._note_linked(st.st_ino, number)
+            return ""
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            return self._store.copy(number, fd, st)
+        finally:
+            os.close(fd)
+
+    def after(self, number: int, request: Request, details: dict[str, Any]) -> dict[str, Any]:
+        """Return what the outcome of a change says of the file at the path, or at the new path of a rename."""
+        self._linked.pop(number, None)
+        with suppress(OSError), self._directory(str(details.get("to", request.path))) as (directory, name):
+            return {AFTER: state_text(os.stat(name, dir_fd=directory, follow_symlinks=False))}
+        return {}
+
+    def drop(self, number: int) -> None:
+        """Remove a pre-image: the change was not made."""
+        self._store.drop(number)
+        ino = self._linked.pop(number, None)
+        if ino is not None and self._note_linked is not None:
+            self._note_linked(ino, 0)
+
+    @contextmanager
+    def _directory(self, path: str) -> Iterator[tuple[int, bytes]]:
+        """Open the directory of a path. OSError."""
+        above, _, name = os.fsencode(path).rpartition(b"/")
+        directory = open_beneath(self._root, above or b".", os.O_PATH | os.O_DIRECTORY)
+        try:
+            yield directory, name
+        finally:
+            os.close(directory)
+
+
+def removal_details(directory: int, name: bytes, st: os.stat_result) -> dict[str, Any]:
+    """Return the details of an intent to remove or replace a name of the source."""
+    details: dict[str, Any] = {BEFORE: state_text(st)}
+    if stat.S_ISLNK(st.st_mode):
+        details[OLD_TARGET] = os.fsdecode(os.readlink(name, dir_fd=directory))
+    elif stat.S_ISDIR(st.st_mode) and (xattrs := xattrs_of(b"/proc/self/fd/%d/%s" % (directory, name))):
+        details[XATTRS] = xattrs
+    return details

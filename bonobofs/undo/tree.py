@@ -1,0 +1,176 @@
+"""A source as it will be after some steps of an undo: the plan is made on it before anything is written.
+
+The tree reads a name from the disk at its first use. Changes stay in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bonobofs.policy.request import Kind, kind_of
+from bonobofs.undo.changes import FileState
+
+
+class Image(NamedTuple):
+    """Content of a file in the store: the session and number of the change before which it was kept."""
+
+    session: str
+    number: int
+
+
+EMPTY: Final = Image("", 0)
+"""No bytes."""
+MISSING: Final = Image("", -1)
+"""Content that the store does not have."""
+
+
+class FileNode:
+    """A file, directory or symlink of the tree."""
+
+    __slots__ = (
+        "children",
+        "disk_mtime",
+        "disk_size",
+        "gid",
+        "inos",
+        "kind",
+        "links",
+        "mode",
+        "mtime",
+        "real",
+        "size",
+        "target",
+        "uid",
+    )
+
+    def __init__(self, state: FileState, real: str | None = None) -> None:
+        self.kind: Final = state.kind
+        self.mode = state.mode
+        self.uid = state.uid
+        self.gid = state.gid
+        self.mtime = state.mtime
+        self.size = state.size
+        self.inos = {state.ino}
+        """Inode numbers that the record has for it: a restored file gets another one."""
+        self.links = max(state.links, 1)
+        self.real: Final = real
+        """Path on the disk; None: the undo creates it."""
+        self.disk_size: Final = state.size
+        self.disk_mtime: Final = state.mtime
+        self.target = ""
+        self.children: dict[str, FileNode | None] = {}
+        """Names that are known; None: there is no such name."""
+
+    @property
+    def is_dir(self) -> bool:
+        return self.kind is Kind.DIRECTORY
+
+    def has_content_of(self, state: FileState) -> bool:
+        """Whether the file is as a change left it, as far as size and time of modification tell."""
+        return self.kind is Kind.FILE and (self.size, self.mtime) == (state.size, state.mtime)
+
+    def is_file_of(self, state: FileState) -> bool:
+        """Whether it is the file of a recorded state."""
+        return state.ino in self.inos and self.kind is state.kind
+
+
+class SourceTree:
+    """The files of one source."""
+
+    def __init__(self, source: Path, restored: Mapping[int, set[int]]) -> None:
+        """`restored`: the inode numbers of the files that a file of this number is the restored form of."""
+        self._restored: Final = restored
+        self._source: Final = os.fspath(source)
+        self._by_ino: Final[dict[int, FileNode]] = {}
+        """Files with several names, and files that an undo restores."""
+        root = self._read("")
+        assert root is not None
+        self._root: Final = root
+
+    def find(self, path: str) -> FileNode | None:
+        """Return the node of a path, without following symlinks; None: there is none."""
+        node: FileNode | None = self._root
+        for name in path.split("/") if path else ():
+            if node is None or not node.is_dir:
+                return None
+            if name not in node.children:
+                node.children[name] = None if node.real is None else self._read(_join(node.real, name))
+            node = node.children[name]
+        return node
+
+    def directory_of(self, path: str) -> FileNode | None:
+        """Return the directory of a path; None: there is none."""
+        node = self.find(path.rpartition("/")[0])
+        return node if node is not None and node.is_dir else None
+
+    def put(self, path: str, node: FileNode) -> None:
+        """Give a node a name. Its directory exists."""
+        above = self.directory_of(path)
+        assert above is not None
+        above.children[path.rpartition("/")[2]] = node
+
+    def remove(self, path: str) -> None:
+        """Remove a name."""
+        above = self.directory_of(path)
+        assert above is not None
+        above.children[path.rpartition("/")[2]] = None
+
+    def is_empty(self, node: FileNode) -> bool:
+        """Return whether a directory has no names."""
+        return not any(True for _ in self._names(node))
+
+    def _names(self, node: FileNode) -> Iterator[str]:
+        yield from (name for name, child in node.children.items() if child is not None)
+        if node.real is not None:
+            for name in os.listdir(os.path.join(self._source, node.real)):
+                if name not in node.children:
+                    yield name
+
+    def note(self, node: FileNode) -> None:
+        """Let `with_ino` find a node by its inode numbers."""
+        self._by_ino.update(dict.fromkeys(node.inos, node))
+
+    def with_ino(self, ino: int) -> str | None:
+        """Return a path of the file that had this inode number; None: there is none."""
+        return self._search(self._root, "", ino)
+
+    def _search(self, top: FileNode, above: str, ino: int) -> str | None:
+        for name in sorted(self._names(top)):
+            path = _join(above, name)
+            if path == ".git":
+                continue
+            child = self.find(path)
+            if child is not None and not child.is_dir and ino in child.inos:
+                return path
+            if child is not None and child.is_dir:
+                found = self._search(child, path, ino)
+                if found is not None:
+                    return found
+        return None
+
+    def _read(self, path: str) -> FileNode | None:
+        full = os.path.join(self._source, path) if path else self._source
+        try:
+            st = os.lstat(full)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if st.st_nlink > 1 and stat.S_ISREG(st.st_mode) and st.st_ino in self._by_ino:
+            return self._by_ino[st.st_ino]
+        state = FileState(
+            st.st_mode, st.st_uid, st.st_gid, st.st_mtime_ns, st.st_size, st.st_ino, st.st_nlink, st.st_ctime_ns
+        )
+        node = FileNode(state, path)
+        node.inos |= self._restored.get(st.st_ino, set())
+        if stat.S_ISREG(st.st_mode) and st.st_nlink > 1:
+            self._by_ino[st.st_ino] = node
+        elif kind_of(st.st_mode) is Kind.SYMLINK:
+            node.target = os.readlink(full)
+        return node
+
+
+def _join(above: str, name: str) -> str:
+    return f"{above}/{name}" if above else name

@@ -1,0 +1,57 @@
+"""The state of a source, for comparison, and the undo of changes in it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bonobofs.audit.reader import since as moment_of
+from bonobofs.session import undo_service
+from tests.support.mount_fixtures import Place
+
+State = dict[str, tuple[object, ...]]
+
+
+def state_of(source: Path) -> State:
+    """Return kind, mode, owner, content, time and names of each file; of directories no time.
+
+    The names of a file are those that lead to its inode.
+    """
+    found: State = {}
+    names: dict[int, list[str]] = {}
+    for above, directories, files in os.walk(source):
+        for name in [*directories, *files]:
+            path = Path(above, name)
+            st = path.lstat()
+            key = str(path.relative_to(source))
+            if stat.S_ISDIR(st.st_mode):
+                found[key] = (st.st_mode, st.st_uid, st.st_gid)
+                continue
+            if stat.S_ISLNK(st.st_mode):
+                content = os.readlink(path)
+            else:
+                content = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(st.st_mode) else ""
+            group = names.setdefault(st.st_ino, [])
+            group.append(key)
+            xattrs = tuple(
+                (each, os.getxattr(path, each, follow_symlinks=False))
+                for each in sorted(os.listxattr(path, follow_symlinks=False))
+            )
+            found[key] = (st.st_mode, st.st_uid, st.st_gid, content, st.st_mtime_ns, xattrs, group)
+    for group in names.values():
+        group.sort()
+    return found
+
+
+def undo(place: Place, **options: Any) -> dict[str, Any]:
+    """Take back changes of the source of a mount as the operator; the document of `bonobofs undo --json`."""
+    source = str(place.source)
+    dry_run = options.pop("dry_run", False)
+    if "since" in options:
+        options["since"] = moment_of(options["since"], datetime.now(UTC))
+    selected = undo_service.selection(place.home, source, **options)
+    return undo_service.undo(place.home, source, selected, dry_run=dry_run)

@@ -1,0 +1,164 @@
+"""Changes through a mount are taken back: in whole, in part, and never half."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+from pathlib import Path
+
+from tests.support.commands import bonobofs
+from tests.support.mount_fixtures import MakePlace, Place
+from tests.support.source_state import state_of, undo
+
+
+def _source(directory: Path) -> Path:
+    source = directory / "source"
+    (source / "src").mkdir(parents=True)
+    (source / "src/app.py").write_text("print('one')\n")
+    (source / "src/lib.py").write_text("X = 1\n" * 2000)
+    (source / "notes.txt").write_text("notes\n")
+    (source / ".gitignore").write_text("*.log\n")
+    (source / "build.log").write_text("ignored\n")
+    os.symlink("src/app.py", source / "link")
+    os.link(source / "notes.txt", source / "same.txt")
+    os.utime(source / "src/app.py", ns=(10**18, 10**18 + 123))
+    (source / "src/lib.py").chmod(0o640)
+    return source
+
+
+def _shell(place: Place, script: str) -> None:
+    subprocess.run(["bash", "-ec", script], cwd=place.path, check=True)
+
+
+def test_what_a_shell_did_is_taken_back(own_place: MakePlace, tmp_path: Path) -> None:
+    """Edits by sed, redirection and mv, removal of ignored and untracked files, links, modes and times."""
+    before = state_of(_source(tmp_path))
+    place = own_place()
+    _shell(
+        place,
+        """
+        sed -i s/one/two/ src/app.py
+        echo more >> src/lib.py
+        rm build.log link
+        mkdir -p new/deep; echo x > new/deep/file; ln -s deep new/l
+        mv src moved; chmod 755 moved/app.py; touch -d 2001-01-01 moved/lib.py
+        rm same.txt
+        echo changed > notes.txt
+        """,
+    )
+    assert state_of(place.source) != before
+    result = undo(place, agent="alice")
+    assert result["conflicts"] == []
+    assert result["failures"] == []
+    assert state_of(place.source) == before
+    assert (place.path / "src/app.py").read_text() == "print('one')\n"
+
+
+def test_an_undo_is_undone(own_place: MakePlace, tmp_path: Path) -> None:
+    """The undo's own session is taken back like any other."""
+    before = state_of(_source(tmp_path))
+    place = own_place()
+    _shell(place, "echo two > src/app.py; rm build.log; mv notes.txt n; mkdir d; echo y > d/f; rm -r d")
+    changed = state_of(place.source)
+    first = undo(place, agent="alice")
+    assert state_of(place.source) == before
+    second = undo(place, of_session=first["session"])
+    assert not second["conflicts"]
+    assert state_of(place.source) == changed
+    undo(place, of_session=second["session"])
+    assert state_of(place.source) == before
+
+
+def test_a_file_that_changed_afterwards_stays_untouched(own_place: MakePlace, tmp_path: Path) -> None:
+    """An external change of one file is a conflict; the other files are taken back."""
+    source = _source(tmp_path)
+    before = state_of(source)
+    place = own_place()
+    _shell(place, "echo two > src/app.py; echo two > src/lib.py")
+    (source / "src/app.py").write_text("mine\n")
+    mine = state_of(source)["src/app.py"]
+    result = undo(place, agent="alice")
+    assert {conflict["path"] for conflict in result["conflicts"]} == {"src/app.py"}
+    after = state_of(source)
+    assert after["src/app.py"] == mine
+    assert after["src/lib.py"] == before["src/lib.py"]
+
+
+def test_work_of_another_session_stays(own_place: MakePlace, tmp_path: Path) -> None:
+    """Of two sessions one is taken back; a file of both is a conflict until the later session is taken back."""
+    before = state_of(_source(tmp_path))
+    one, two = own_place(), own_place()
+    _shell(one, "echo one > src/app.py; echo one > notes2")
+    _shell(two, "echo two > src/app.py; echo two > other")
+    result = undo(one, of_session=one.session.session)
+    assert {conflict["path"] for conflict in result["conflicts"]} == {"src/app.py"}
+    state = state_of(one.source)
+    assert "notes2" not in state
+    assert (one.source / "other").read_text() == "two\n"
+    undo(two, of_session=two.session.session)
+    result = undo(one, of_session=one.session.session, path="src/app.py")
+    assert not result["conflicts"]
+    assert state_of(one.source) == before
+
+
+def test_turns_are_taken_back_in_any_order(own_place: MakePlace, tmp_path: Path) -> None:
+    """Each turn is a unit; an older turn of the same file waits for the newer one."""
+    _source(tmp_path)
+    place = own_place()
+    states = [state_of(place.source)]
+    for number in range(3):
+        assert bonobofs("mark", f"turn {number}", cwd=place.path).returncode == 0
+        _shell(place, f"echo {number} > src/app.py; echo {number} > file{number}; echo {number} >> src/app.py")
+        states.append(state_of(place.source))
+    assert undo(place, turn="turn 0")["conflicts"]
+    assert state_of(place.source)["src/app.py"] == states[3]["src/app.py"]
+    for number in (2, 1):
+        assert not undo(place, turn=f"turn {number}")["conflicts"]
+    result = undo(place, turn="turn 0")
+    assert not result["failures"]
+    assert state_of(place.source)["src/app.py"] == states[0]["src/app.py"]
+
+
+def test_open_handles_and_mappings_keep_the_old_content(own_place: MakePlace, tmp_path: Path) -> None:
+    """A write to a removed file that is still open, by write(2) or a mapping, does not reach the pre-image."""
+    before = state_of(_source(tmp_path))
+    place = own_place()
+    with (place.path / "src/lib.py").open("r+b") as file:
+        (place.path / "src/lib.py").unlink()
+        assert os.fstat(file.fileno()).st_nlink == 0
+        file.write(b"overwritten")
+        file.flush()
+        with mmap.mmap(file.fileno(), 0) as mapping:
+            mapping[:5] = b"MMMMM"
+            mapping.flush()
+    with (place.path / "src/app.py").open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        os.rename(place.path / "notes.txt", place.path / "src/app.py")
+        mapping[:5] = b"MMMMM"
+        mapping.flush()
+    result = undo(place, agent="alice")
+    assert not result["conflicts"]
+    assert state_of(place.source) == before
+
+
+def test_a_dry_run_changes_nothing(own_place: MakePlace, tmp_path: Path) -> None:
+    """It lists the steps that the undo then makes."""
+    _source(tmp_path)
+    place = own_place()
+    _shell(place, "echo two > src/app.py; rm build.log")
+    changed = state_of(place.source)
+    planned = undo(place, agent="alice", dry_run=True)
+    assert state_of(place.source) == changed
+    assert [step["do"] for step in planned["steps"]] == [step["do"] for step in undo(place, agent="alice")["steps"]]
+
+
+def test_a_file_that_is_too_large_is_refused_with_the_reason(own_place: MakePlace, tmp_path: Path) -> None:
+    """The outcome says that the old content was not kept, and the undo repeats it."""
+    _source(tmp_path)
+    place = own_place(policy='default = "allow"\nhidden = ["**"]\n[undo]\nmax_file = "1KB"\n')
+    _shell(place, "echo two > src/lib.py; rm notes.txt; rm same.txt")
+    result = undo(place, agent="alice")
+    assert [conflict["reason"] for conflict in result["conflicts"] if conflict["path"] == "src/lib.py"]
+    assert {conflict["path"] for conflict in result["conflicts"]} == {"src/lib.py"}
+    assert (place.source / "src/lib.py").read_text() == "two\n"
+    assert (place.source / "notes.txt").read_text() == "notes\n"
