@@ -9,8 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from bonobofs.audit import report as audit_report
-    from bonobofs.audit import verify as audit_verify
     from bonobofs.git.session_repository import all_kept
     from bonobofs.policy import document as policy_document
     from bonobofs.policy import examples as policy_examples
@@ -78,8 +76,6 @@ _NAMES: Final = {
 }
 _MODULES: Final = {
     "agent_registry": "bonobofs.state.agent_registry",
-    "audit_report": "bonobofs.audit.report",
-    "audit_verify": "bonobofs.audit.verify",
     "lease_service": "bonobofs.session.lease_service",
     "policy_document": "bonobofs.policy.document",
     "policy_examples": "bonobofs.policy.examples",
