@@ -141,7 +141,8 @@ class MountServer:
         limits = StoreLimits.of(config.policy)
         if limits is None:
             return
-        directory = store_place(Path(config.home), Path(config.source)) / config.session
+        # By its path, the source may be below the new mount, which does not answer yet.
+        directory = store_place(Path(config.home), Path(f"/proc/self/fd/{self._root}")) / config.session
         try:
             store = PreimageStore(directory, limits)
         except OSError as error:
