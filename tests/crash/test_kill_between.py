@@ -57,12 +57,12 @@ class Change(NamedTuple):
     operation: str
     calls: str
     act: Callable[[Path], object]
-    when: int = 1
-    """Which of these calls it is."""
+    path: str = ""
+    """The path that the call has, if the server makes the same call for others: it reads who asks from /proc."""
 
 
 CHANGES: Final = {
-    "create": Change("create_file", "openat", lambda top: make(top / "new.md"), when=2),  # the first looks who asks
+    "create": Change("create_file", "openat", lambda top: make(top / "new.md"), path="new.md"),
     "mknod": Change("create_file", "mknodat", lambda top: os.mknod(top / "new.md", 0o644 | stat.S_IFREG)),
     "mkdir": Change("mkdir", "mkdirat", lambda top: os.mkdir(top / "new")),
     "symlink": Change("symlink", "symlinkat", lambda top: os.symlink("file.md", top / "new")),
@@ -103,10 +103,23 @@ def source(source: Path) -> Path:
 @contextlib.contextmanager
 def killed_at(world: World, change: Change, delay: str) -> Iterator[None]:
     """A program requests the change, and a tracer stops the server at the call that makes it; then both are killed."""
-    calls, when = change.calls, change.when
-    inject = f"inject={calls}:{delay}={_FOREVER}:when={when}"
+    inject = f"inject={change.calls}:{delay}={_FOREVER}:when=1"
+    only = ["-P", change.path] if change.path else []
     with subprocess.Popen(
-        ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", inject, "-p", str(world.pid)]
+        [
+            "strace",
+            "-f",
+            "-qq",
+            "-o",
+            "/dev/null",
+            *only,
+            "-e",
+            f"trace={change.calls}",
+            "-e",
+            inject,
+            "-p",
+            str(world.pid),
+        ]
     ) as tracer:
         child = 0
         try:
@@ -183,7 +196,7 @@ def test_a_kill_after_the_change_leaves_an_open_intent(
 @pytest.mark.parametrize("name", ["create", "unlink", "write", "rename"])
 def test_a_kill_before_the_intent_leaves_no_change(mounted: Mounted, source: Path, examine: Examine, name: str) -> None:
     """A change without a record does not exist."""
-    change = CHANGES[name]._replace(calls="write", when=1)
+    change = CHANGES[name]._replace(calls="write", path="")
     before = snapshot(source)
     world = mounted(policy=ALLOW_ALL)
     with killed_at(world, change, "delay_enter"):
