@@ -31,6 +31,7 @@ NAMES = {
     "processors",
     "state directory",
     "space for records",
+    "old contents",
 }
 
 
