@@ -214,3 +214,11 @@ class GitDiff(Arguments):
 class AskWait(Arguments):
     question: Text = Field(description="Id of the question, from the refusal")
     seconds: int | None = Field(None, description="How long to wait for the operator's answer. Default and most: 100")
+
+
+class Undo(Arguments):
+    change: Text | None = Field(None, description="Id of one change, SESSION:NUMBER")
+    turn: Text | None = Field(None, description="Id or name of a turn: all its changes")
+    since: Text | None = Field(None, description="All changes since this time (ISO 8601)")
+    path: Text | None = Field(None, description="Only changes of this path, or below it")
+    this_session: bool | None = Field(None, description="If true, all changes of this session")

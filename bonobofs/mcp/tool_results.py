@@ -194,3 +194,22 @@ class AnswerResult(Result):
     state: str = Field(description="open: no answer yet; allowed: try again; denied: work in another way")
     note: str = Field(description="What the operator says to the agent")
     until: str = Field(description='End of the permission; "" until the session ends')
+
+
+class TakenBack(BaseModel):
+    change: str
+    path: str
+    operation: str
+
+
+class ConflictingChange(BaseModel):
+    change: str
+    path: str
+    reason: str
+
+
+class UndoOutcome(Result):
+    taken_back: list[TakenBack]
+    conflicts: list[ConflictingChange] = Field(description="Changes that stay, because the file has changed since")
+    failures: list[dict[str, Any]] = Field(description="Changes that could not be taken back")
+    completed: int = Field(description="Interrupted undos that this one has completed")

@@ -212,4 +212,15 @@ _GIT: Final = (
     ),
 )  # fmt: skip
 
-TOOLS: Final = {tool.name: tool for tool in (*_FILES, *_LEASES, *_MAIL, *_TASKS, *_GIT)}
+_UNDO: Final = (
+    SessionTool(
+        "undo_preview", "Show what an undo would change", "List the changes that undo would take back, and conflicts.",
+        READS, inputs.Undo, results.UndoOutcome, _calls("undo.preview"),
+    ),
+    SessionTool(
+        "undo", "Undo changes", "Take back changes of this agent, the newest first. An undo can itself be undone.",
+        REPLACES, inputs.Undo, results.UndoOutcome, _calls("undo"),
+    ),
+)  # fmt: skip
+
+TOOLS: Final = {tool.name: tool for tool in (*_FILES, *_LEASES, *_MAIL, *_TASKS, *_GIT, *_UNDO)}

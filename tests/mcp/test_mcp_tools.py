@@ -128,6 +128,18 @@ def test_leases_bind_the_other_agent(served: Serve) -> None:
     bob.result("write_file", path="tests/test_a.py", content="b")
 
 
+def test_an_agent_takes_its_own_changes_back(served: Serve) -> None:
+    tools = '["read_file", "write_file", "undo"]'
+    alice = served(policy=f'default = "allow"\n[role.agent]\nwrite = ["**"]\ntools = {tools}\n')
+    alice.result("write_file", path="docs/plan.md", content="one\n")
+    preview = alice.result("undo_preview", path="docs/plan.md")
+    assert [each["path"] for each in preview["taken_back"]] == ["docs/plan.md"]
+    assert (alice.world.source / "docs/plan.md").exists()
+    assert alice.result("undo", path="docs/plan.md") == preview
+    assert not (alice.world.source / "docs/plan.md").exists()
+    assert "say what" in alice.refusal("undo")["error"]["message"]
+
+
 _BAD: Final[list[tuple[str, dict[str, Any], str]]] = [
     ("write_file", {"path": "a.md"}, "content"),
     ("write_file", {"path": "a.md", "content": 3}, "valid string"),
