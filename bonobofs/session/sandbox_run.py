@@ -44,6 +44,7 @@ from bonobofs.system.processes import is_stopped
 TIMED_OUT: Final = 124
 _SECONDS_TO_END: Final = 5.0
 """Seconds for the command to end after a signal, before it is killed."""
+_SECONDS_TO_RETRY: Final = 0.05
 _SECONDS_TO_FAIL: Final = 1.0
 """Seconds for bubblewrap to end after its network namespace has gone."""
 _FOREVER: Final = float("inf")
@@ -385,11 +386,14 @@ class _Keeper:
     def _unmount(self, mountpoint: Path, *, removes: bool) -> None:
         """Unmount. Remove the session if the launcher was killed before its server made a record."""
         begun = [one for one in read_all(self._home)[0] if one.mountpoint == str(mountpoint) and one.ended is None]
-        try:
-            unmount_session(self._home, mountpoint)
-        except MountError:
-            if mounts.at(mountpoint) or live_at(self._home, mountpoint) is not None:
-                raise
+        until = time.monotonic() + _SECONDS_TO_END
+        while mounts.at(mountpoint) or live_at(self._home, mountpoint) is not None:
+            try:
+                unmount_session(self._home, mountpoint)
+            except MountError:  # the server or the probe of a killed launcher may use the mount still
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_SECONDS_TO_RETRY)
         for session in begun:
             if not head_path(self._home, session.session).exists() and live_at(self._home, mountpoint) is None:
                 remove_session(self._home, session)
