@@ -203,7 +203,7 @@ class PreimageOps:
         number, node.kept = node.kept, 0
         if self.store is None:
             return
-        fd = node.store.file(node, R)
+        fd = node.store.file(node, R | W)  # the write will need it
         self.store.replace(number, fd, os.fstat(fd))
         node.fingerprint = fingerprint_of(os.fstat(fd))
 

@@ -59,6 +59,8 @@ class Change(NamedTuple):
     act: Callable[[Path], object]
     path: str = ""
     """The path that the call has, if the server makes the same call for others: it reads who asks from /proc."""
+    when: int = 1
+    """Which of these calls it is."""
 
 
 CHANGES: Final = {
@@ -103,7 +105,7 @@ def source(source: Path) -> Path:
 @contextlib.contextmanager
 def killed_at(world: World, change: Change, delay: str) -> Iterator[None]:
     """A program requests the change, and a tracer stops the server at the call that makes it; then both are killed."""
-    inject = f"inject={change.calls}:{delay}={_FOREVER}:when=1"
+    inject = f"inject={change.calls}:{delay}={_FOREVER}:when={change.when}"
     only = ["-P", change.path] if change.path else []
     with subprocess.Popen(
         [

@@ -50,11 +50,14 @@ class Step(NamedTuple):
     act: Callable[[Path, str], None]
     then: set[bytes | None]
     """What the target may hold afterwards; None: it may be absent."""
+    when: int = 1
+    """Which of these calls it is. The first link of a replacement keeps the old content."""
 
 
 STEPS: Final = {
-    "over, before the link": Step("linkat", "delay_enter", "notes/a.md", _by_rename, {OLD}),
-    "over, after the link": Step("linkat", "delay_exit", "notes/a.md", _by_rename, {OLD}),
+    "over, before the old content is kept": Step("linkat", "delay_enter", "notes/a.md", _by_rename, {OLD}),
+    "over, before the link": Step("linkat", "delay_enter", "notes/a.md", _by_rename, {OLD}, when=2),
+    "over, after the link": Step("linkat", "delay_exit", "notes/a.md", _by_rename, {OLD}, when=2),
     "over, before the rename": Step("renameat,renameat2", "delay_enter", "notes/a.md", _by_rename, {OLD}),
     "over, after the rename": Step("renameat,renameat2", "delay_exit", "notes/a.md", _by_rename, {NEW}),
     "new, before": Step("linkat", "delay_enter", "notes/b.md", _by_rename, {None}),
@@ -79,7 +82,7 @@ def test_a_kill_during_publication_leaves_one_complete_file(
     before = snapshot(source)
     world = mounted(policy=POLICY)
     operation = "link" if step.act is _by_link else "rename"
-    change = Change(operation, step.call, lambda top: step.act(top, step.target))
+    change = Change(operation, step.call, lambda top: step.act(top, step.target), when=step.when)
     with killed_at(world, change, step.delay):
         until(lambda: _is_there(world, step, operation), "the server came to that call")
     assert _content(source / step.target) in step.then

@@ -84,7 +84,7 @@ def test_every_refusal_code_is_listed() -> None:
 def test_the_example_entry_has_all_fields() -> None:
     """docs/audit.md shows an entry with all fields, and describes each."""
     text = _text("docs/audit.md")
-    (line,) = [block.text for block in blocks(text) if block.language == "json"]
+    line = next(block.text for block in blocks(text) if block.language == "json")
     assert AuditEntry.from_line(line).to_json() == line.strip()
     assert {
         name for name in json.loads(line) if not re.search(f"^\\|.*`{name}`.*\\|.*\\|$", text, re.MULTILINE)
