@@ -294,16 +294,24 @@ class Enforcer:
         return admission
 
     def _keep(self, keeper: Keeper, admission: Admission, request: Request, details: dict[str, Any]) -> None:
-        not_kept = keeper.keep(admission.seq, request, details)
+        more: dict[str, Any] = {}
 
         def end(outcome: Outcome) -> None:
-            if outcome.error:
-                keeper.drop(admission.seq)
-            more = {NOT_KEPT: not_kept} if not_kept else {}
-            states = {} if outcome.error else keeper.after(admission.seq, request, details)
-            self._end(outcome._replace(details={**(outcome.details or {}), **more, **states}))
+            try:
+                if outcome.error:
+                    keeper.drop(admission.seq)
+                else:
+                    more.update(keeper.after(admission.seq, request, details))
+            finally:  # a Ctrl-C leaves no intent without an outcome
+                self._end(outcome._replace(details={**(outcome.details or {}), **more}))
 
         admission.call_at_end(end)
+        try:
+            if not_kept := keeper.keep(admission.seq, request, details):
+                more[NOT_KEPT] = not_kept
+        except BaseException:
+            admission.end(errno.EINTR)
+            raise
 
     def decide_published(self, request: Request) -> Permit | Denied:
         """Return the decision on a change that brings a path to its published content."""
