@@ -28,6 +28,7 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
     FileTools: {
         "read_file": (None,),
         "guarded_read_file": ("aidlc-docs", "first"),
+        "guarded_hash_file": ("aidlc-docs",),
         "write_file": ("aidlc-docs/a.md", 7),
         "guarded_write_file": (None, "a"),
         "list_files": (3.5,),
