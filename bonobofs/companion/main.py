@@ -30,12 +30,13 @@ from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.companion.session_context import SessionContext
 from bonobofs.companion.session_questions import SessionQuestions
 from bonobofs.companion.socket_server import SocketServer
-from bonobofs.errors import MountError, reason
+from bonobofs.errors import BonobofsError, MountError, reason
 from bonobofs.ipc.channel import Channel, CompanionStatus, Message, MessageKind
 from bonobofs.ipc.session_config import CompanionConfig, SessionConfig
 from bonobofs.policy.request import Principal
 from bonobofs.state.home import INSIDE
 from bonobofs.system import mounts, syscalls
+from bonobofs.undo import image_expiry
 
 if TYPE_CHECKING:
     from bonobofs.state.lease_follower import LeaseSnapshot
@@ -170,7 +171,7 @@ class CompanionServices:
 
     def run(self, messages: list[Message]) -> None:
         """Serve until the server closes the channel. `messages` were received with the configuration."""
-        threading.Thread(target=self._git_worker.recover, name="bonobofs-recovery", daemon=True).start()
+        threading.Thread(target=self._recover, name="bonobofs-recovery", daemon=True).start()
         for kind, body in messages:
             self._handle(kind, body, monotonic())
         while True:
@@ -195,6 +196,15 @@ class CompanionServices:
                 self._reloader.check(now)
             if self._questions.due(now) <= 0:
                 self._questions.check(now)
+
+    def _recover(self) -> None:
+        """Finish what an earlier session left, and remove old contents that are kept for too long."""
+        self._git_worker.recover()
+        if image_expiry.is_due(self._session.home):
+            from bonobofs.session.undo_service import expire_images  # noqa: PLC0415 - once an hour
+
+            with suppress(BonobofsError, OSError):  # the daemon and the next mount try again
+                expire_images(self._session.home)
 
     def _poll(self, now: float) -> set[int]:
         """Wait until a descriptor is readable or a service is due. Return the readable descriptors."""

@@ -7,9 +7,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bonobofs.state.sessions import lives, read_all
+
+BETWEEN: Final = 3600.0
+"""Seconds between two calls of `expire` by mounts."""
 
 
 class StoreUsage(NamedTuple):
@@ -45,6 +48,24 @@ def expire(places: Iterable[Path], keep: float, max_total: int) -> int:
             with suppress(OSError):
                 directory.rmdir()  # fails while it holds an image, or a session uses it
     return removed
+
+
+def is_due(home: Path) -> bool:
+    """Return True at most once in BETWEEN seconds: then the caller calls `expire`. False for a new store.
+
+    Without a daemon, each mount asks this.
+    """
+    stamp = home / "undo" / ".expired"
+    try:
+        is_old = time.time() - stamp.stat().st_mtime >= BETWEEN
+    except FileNotFoundError:
+        is_old = False
+    except OSError:
+        return False
+    with suppress(OSError):
+        if is_old or not stamp.exists():
+            stamp.touch(mode=0o600)
+    return is_old
 
 
 def drop_unmade(directory: Path) -> None:

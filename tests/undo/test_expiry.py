@@ -1,0 +1,29 @@
+"""Old contents are bounded without a daemon: a mount removes them once an hour."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from bonobofs.undo.image_expiry import usage
+from tests.support.users import run_in_child
+from tests.support.wait import until
+from tests.support.world import ALLOW_ALL, Mounted
+
+
+def test_a_mount_expires_old_contents_once_an_hour(mounted: Mounted, source: Path, home: Path) -> None:
+    (source / "file").write_bytes(b"x" * 100_000)
+    world = mounted(policy=ALLOW_ALL)
+    run_in_child(os.unlink, world.path / "file")
+    world.umount()
+    store = home / "undo"
+    assert usage([store]).bytes == 100_000
+    (home / "policy.toml").write_text('default = "allow"\n[undo]\nmax_total = "1KB"\n')
+    stamp = store / ".expired"
+    mounted(policy=ALLOW_ALL).umount()
+    assert usage([store]).bytes == 100_000, "the hour is not over"
+    two_hours_ago = time.time() - 7200
+    os.utime(stamp, (two_hours_ago, two_hours_ago))
+    mounted(policy=ALLOW_ALL)
+    until(lambda: usage([store]).bytes == 0, "the old content is removed")
