@@ -216,8 +216,8 @@ def restored_files(changes: Iterable[Change]) -> dict[int, set[int]]:
     for change in changes:
         by_id[change.id] = change
         original = by_id.get(str(change.details.get(UNDO)))
-        if original is None or change.after is None:
-            continue
+        if original is None or change.after is None or change.operation in (Operation.RENAME, Operation.LINK):
+            continue  # these keep the file
         old = original.replaced if change.path == original.details.get("to") else original.before
         if old is not None and old.kind is change.after.kind:
             found[change.after.ino] = {old.ino, *found.get(old.ino, ())}

@@ -94,3 +94,22 @@ def test_everything_is_taken_back(own_place: MakePlace, tmp_path: Path, seed: in
     second = undo(places[0], of_session=first["session"])
     assert (second["conflicts"], second["failures"]) == ([], [])
     assert state_of(source) == changed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_are_taken_back_newest_first(own_place: MakePlace, tmp_path: Path, seed: int) -> None:
+    """Sessions that follow each other are taken back one by one; each leaves the state before it."""
+    rng = random.Random(seed)
+    source = tmp_path / "source"
+    source.mkdir()
+    _tree(source)
+    places = [own_place() for _ in range(3)]
+    states = []
+    for place in places:
+        states.append(state_of(source))
+        for _ in range(25):
+            _change(place.path, rng)
+    for place, state in zip(reversed(places), reversed(states), strict=True):
+        result = undo(place, of_session=place.session.session)
+        assert (result["conflicts"], result["failures"]) == ([], [])
+        assert state_of(source) == state
