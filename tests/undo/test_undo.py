@@ -5,9 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 import subprocess
+import sys
 from pathlib import Path
 
-from tests.support.commands import bonobofs
+import pytest
+
+from tests.support.commands import bonobofs, environment
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.source_state import state_of, undo
 
@@ -162,3 +165,34 @@ def test_a_file_that_is_too_large_is_refused_with_the_reason(own_place: MakePlac
     assert {conflict["path"] for conflict in result["conflicts"]} == {"src/lib.py"}
     assert (place.source / "src/lib.py").read_text() == "two\n"
     assert (place.source / "notes.txt").read_text() == "notes\n"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("when", [1, 2, 3, 5, 8, 12, 17, 23])
+def test_a_killed_undo_is_completed_by_the_next_call(own_place: MakePlace, tmp_path: Path, when: int) -> None:
+    """kill -9 at a system call that changes the source or the journal: the next undo leaves the state before."""
+    before = state_of(_source(tmp_path))
+    place = own_place()
+    _shell(
+        place,
+        """
+        sed -i s/one/two/ src/app.py
+        rm build.log link notes.txt
+        mkdir new; mv src/lib.py new/lib.py; chmod 600 new/lib.py
+        echo x > added
+        """,
+    )
+    assert state_of(place.source) != before
+    calls = "renameat,renameat2,linkat,unlinkat,symlinkat,mkdirat,pwrite64,?fchmodat,utimensat"
+    inject = f"inject={calls}:signal=KILL:when={when}"
+    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(place.source)]
+    killed = subprocess.run(
+        ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", inject, *program],
+        cwd="/", env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if killed.returncode == 0:
+        assert state_of(place.source) == before
+        return
+    bonobofs("undo", "--agent", "alice", "--path", place.source)
+    assert state_of(place.source) == before
+    assert bonobofs("audit", "verify").returncode == 0
