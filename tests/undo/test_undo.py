@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -168,7 +169,7 @@ def test_a_file_that_is_too_large_is_refused_with_the_reason(own_place: MakePlac
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("when", [1, 2, 3, 5, 8, 12, 17, 23])
+@pytest.mark.parametrize("when", [1, 2, 3, 4, 6, 8, 12])
 def test_a_killed_undo_is_completed_by_the_next_call(own_place: MakePlace, tmp_path: Path, when: int) -> None:
     """kill -9 at a system call that changes the source or the journal: the next undo leaves the state before."""
     before = state_of(_source(tmp_path))
@@ -190,9 +191,7 @@ def test_a_killed_undo_is_completed_by_the_next_call(own_place: MakePlace, tmp_p
         ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", inject, *program],
         cwd="/", env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if killed.returncode == 0:
-        assert state_of(place.source) == before
-        return
+    assert killed.returncode == -signal.SIGKILL
     bonobofs("undo", "--agent", "alice", "--path", place.source)
     assert state_of(place.source) == before
     assert bonobofs("audit", "verify").returncode == 0
