@@ -204,6 +204,7 @@ class MountServer:
             "team": config.team,
             "role": config.role,
             "chain": config.chain,
+            "issue": config.issue,
             "session": config.session,
             "source": config.source,
             "policy": policy.digest,

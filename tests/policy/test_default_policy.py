@@ -397,11 +397,16 @@ READING = ["read_file", "list_files", "search_files"]
     ],
 )
 def test_every_role_has_the_rights_of_its_seed(role: str, writes: list[str], git: list[str]) -> None:
-    """Seed 002: only impl has write_file, control has not. Seed 000: only Harmbe and ProjectMinder create epics."""
+    """Seed 002: only impl has write_file, control has not. Seed 000: only Harmbe and ProjectMinder create epics.
+
+    The built-in role `agent` may also take back its own changes.
+    """
     called = callable_words(POLICY, role)
     assert [line.partition(" ")[0] for line in allowed_directories(POLICY, role)] == writes
     assert called["git"] == git
-    assert sorted(called["tools"]) == sorted([*READING, *(["write_file"] if writes else [])])
+    assert sorted(called["tools"]) == sorted(
+        [*READING, *(["write_file"] if writes else []), *(["undo"] if role == "agent" else [])]
+    )
     assert "comment" in called["beads"]
     assert ("epic" in called["beads"]) == (role in ("Harmbe", "ProjectMinder"))
     assert set(called["beads"]) <= {"create", "update", "close", "reopen", "epic", "dep", "label", "comment"}

@@ -288,10 +288,10 @@ def test_a_path_that_git_tracks_is_never_scratch() -> None:
     )
     expected = {
         "build": "DEFAULT",
-        "build/a.js": "",
+        "build/a.js": "source",
         "build/no.js": "DEFAULT",
-        "build/sub": "",
-        "build/sub/b.js": "",
+        "build/sub": "source",
+        "build/sub/b.js": "source",
         "build/lib/deep/c.js": "DEFAULT",
         "build/new.js": "scratch",
         "build/sub/new.js": "scratch",
