@@ -114,6 +114,7 @@ def moment_of(node: yaml.Node) -> datetime | None:
 
 
 _ALL: Final = ("create", "modify", "delete")
+_READING: Final = frozenset({"read_file", "list_files", "search_files"})
 _WRITER: Final = "impl"
 """The role of Choragen that has write_file. All roles have the tools that read."""
 
@@ -226,7 +227,8 @@ class _Policy:
         for role, (write, deny) in ({} if self.roles is None else {"agent": ([], []), **roles}).items():
             lines += ["", f"[role.{_toml(role)}]", f"write = {_toml(write)}", f"deny = {_toml(deny)}"]
             if role in roles:
-                lines.append(f"tools = {_toml([tool for tool in TOOLS if tool != WRITING or role == _WRITER])}")
+                writing = {WRITING} if role == _WRITER else set()
+                lines.append(f"tools = {_toml([tool for tool in TOOLS if tool in _READING | writing])}")
         return "\n".join(lines) + "\n"
 
     def _patterns_of(self, entry: Entry, lost: list[str]) -> list[str]:

@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return invoke(arguments or ["--help"])
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe has ended, as in `bonobofs audit export | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (BonobofsError, Refused) as error:
         _print_error(reason(error))
         return error.exit_code

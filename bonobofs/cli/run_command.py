@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from bonobofs import session
 from bonobofs.cli.actor import check_agent, check_role, policy_path
 from bonobofs.cli.options import Argument, Option
 from bonobofs.cli.output import note
 from bonobofs.errors import UsageError
-from bonobofs.session import worktrees
-from bonobofs.session.protected_run import Protection
+
+if TYPE_CHECKING:
+    from bonobofs.session.protected_run import Protection
 
 
 def run(
@@ -84,7 +85,9 @@ def run(
     )
     check_agent(home, agent, new=new)
     if role is not None:
-        top = request.source if issue is None else worktrees.find_repository(home, request.source).top
+        from bonobofs.session.worktrees import find_repository  # noqa: PLC0415 - loads pygit2
+
+        top = request.source if issue is None else find_repository(home, request.source).top
         check_role(role, session.choose_policy(home, request.policy, top))
     os.chdir("/")
     return session.run(home, request, note)
@@ -96,6 +99,8 @@ def _protection(directories: list[str] | None, item: str, artifacts: Path | None
         return None
     if artifacts is None:
         raise UsageError("--protect needs --artifacts, the directory for violation.json")
+    from bonobofs.session.protected_run import Protection  # noqa: PLC0415 - loads asyncio
+
     return Protection(directories, Path(os.path.abspath(artifacts)), item)
 
 
