@@ -16,7 +16,6 @@ from bonobofs.policy.request import Operation
 
 WRITE: Final = "write"
 REMOVE: Final = "remove"
-EFFECTS: Final = (WRITE, REMOVE)
 """What a change does to the name: it writes or makes it, or it removes it (also the old name of a rename)."""
 
 
