@@ -72,6 +72,7 @@ def test_whoami_shows_the_registered_session(mounted: Mounted) -> None:
         "team": None,
         "role": "worker",
         "chain": None,
+        "issue": None,
         "session": made.session,
         "source": made.source,
         "policy": made.policy.digest,
