@@ -238,7 +238,7 @@ def test_only_the_last_refusals_are_kept(own_place: MakePlace) -> None:
 
 
 def test_whoami_shows_the_agent(own_place: MakePlace) -> None:
-    """Agent, UUID, team, role, chain, session, source, policy digest and permitted calls, and nothing else."""
+    """Agent, UUID, team, role, chain, issue, session, source, policy digest and permitted calls, and nothing else."""
     world = own_place(policy=POLICY)
     who = json.loads(world.does((world.path / ".bonobofs/whoami.json").read_text))
     made = world.session
@@ -248,6 +248,7 @@ def test_whoami_shows_the_agent(own_place: MakePlace) -> None:
         "team": None,
         "role": made.role,
         "chain": None,
+        "issue": None,
         "session": made.session,
         "source": str(world.source),
         "policy": made.policy.digest,
