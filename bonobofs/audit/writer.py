@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -67,9 +68,20 @@ class Trail:
     """
 
     def __init__(
-        self, descriptor: int, head_descriptor: int, identity: TrailIdentity, path: Path, end: End = (0, ZERO, 0)
+        self,
+        descriptor: int,
+        head_descriptor: int,
+        identity: TrailIdentity,
+        path: Path,
+        end: End = (0, ZERO, 0),
+        *,
+        clock: Callable[[], int] = time_ns,
     ) -> None:
-        """Append through two open descriptors. The trail ends at `end`; by default both files are empty."""
+        """Append through two open descriptors. The trail ends at `end`; by default both files are empty.
+
+        `clock` returns the time since 1970 in nanoseconds.
+        """
+        self._time_ns: Final = clock
         self.path: Final = path
         self.identity: Final = identity
         self._descriptor = descriptor
@@ -99,14 +111,16 @@ class Trail:
         self._ends: Final[dict[tuple[str, str, str], str]] = {}
 
     @classmethod
-    def create(cls, path: Path, head_path: Path, identity: TrailIdentity) -> Trail:
+    def create(
+        cls, path: Path, head_path: Path, identity: TrailIdentity, *, clock: Callable[[], int] = time_ns
+    ) -> Trail:
         """Create the trail and its head file with mode 0600. TrailError: one exists, or cannot be created."""
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         created: dict[Path, int] = {}
         try:
             created[path] = os.open(path, flags | os.O_APPEND, 0o600)
             created[head_path] = os.open(head_path, flags, 0o600)
-            trail = cls(created[path], created[head_path], identity, path)
+            trail = cls(created[path], created[head_path], identity, path, clock=clock)
             trail._write_head(trail._end)
             os.fsync(created[head_path])
             for directory in {path.parent, head_path.parent}:
@@ -149,7 +163,7 @@ class Trail:
         this entry and all queued outcomes, so they survive a kill of the process.
         TrailError: nothing was recorded, and the caller must not make the change. The next call retries the outcomes.
         """
-        micros = time_ns() // 1000
+        micros = self._time_ns() // 1000
         second = micros // 1000000
         known, clock = self._clock
         if second != known:
@@ -201,7 +215,7 @@ class Trail:
 
         `reason` says why it failed; "" means the name and the text of the errno.
         """
-        micros = time_ns() // 1000
+        micros = self._time_ns() // 1000
         second = micros // 1000000
         known, clock = self._clock
         if second != known:
@@ -340,7 +354,7 @@ class Trail:
     def _settle(self, closing: tuple[str, ...]) -> None:
         """Write the queued outcomes and `closing`, sync, rewrite the head. The caller holds _syncing."""
         with self._writing:
-            moment = time_ns()
+            moment = self._time_ns()
             self._write(closing)
             end = self._end
             if closing:

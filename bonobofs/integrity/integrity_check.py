@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from bonobofs.errors import BonobofsError, UsageError, error_text
 from bonobofs.integrity.protected_tree import (
+    KEPT,
     MOUNTED,
     IntegrityError,
     Tree,
@@ -79,15 +80,23 @@ class IntegrityCheck:
     """The protected directories of one root, before and after an agent worked there."""
 
     def __init__(
-        self, root: str | Path, directories: Sequence[str] = (OKRS,), *, snapshot: tuple[Path, Tree] | None = None
+        self,
+        root: str | Path,
+        directories: Sequence[str] = (OKRS,),
+        *,
+        snapshot: tuple[Path, Tree] | None = None,
+        kept: int = KEPT,
     ) -> None:
         """Capture the state before. `directories` are paths below `root`; a directory may be absent.
+
+        The capture keeps the contents of files up to `kept` bytes together.
 
         `snapshot` is instead a state before, with the directory of its contents (`load`).
         IntegrityError: a protected path cannot be read. UsageError: a directory is not below the root.
         """
         self.root: Final = os.path.realpath(root)
         self.directories: Final = tuple(dict.fromkeys(map(_checked, directories)))
+        self._kept: Final = kept
         self.before: Tree = {}
         self.after: Tree | None = None
         self.contents: dict[str, bytes] = {}
@@ -106,7 +115,7 @@ class IntegrityCheck:
     def capture_before(self) -> None:
         """Capture the state before again. IntegrityError: a protected path cannot be read."""
         contents: dict[str, bytes] = {}
-        before = capture(self.root, self.directories, contents)
+        before = capture(self.root, self.directories, contents, kept=self._kept)
         for path, entry in before.items():
             if entry.problem:
                 named = os.path.join(self.root, path)

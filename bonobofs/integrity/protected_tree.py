@@ -71,17 +71,19 @@ Tree = dict[str, TreeEntry]
 """Entries by path from the root, decoded with surrogateescape."""
 
 
-def capture(root: str, directories: Sequence[str], contents: dict[str, bytes] | None = None) -> Tree:
+def capture(
+    root: str, directories: Sequence[str], contents: dict[str, bytes] | None = None, *, kept: int = KEPT
+) -> Tree:
     """Return the entries of `directories` and of everything below them. IntegrityError: `root` cannot be opened.
 
-    `contents` gets the content of files and the targets of symlinks by hash, up to KEPT bytes.
+    `contents` gets the content of files and the targets of symlinks by hash, up to `kept` bytes.
     """
     try:
         top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise IntegrityError(f"{root} cannot be read: {error_text(error)}") from error
     try:
-        reader = _TreeReader(os.fstat(top).st_dev, contents)
+        reader = _TreeReader(os.fstat(top).st_dev, contents, kept)
         for directory in directories:
             first, *rest = directory.split("/")
             reader.read(top, first, first, rest)
@@ -91,11 +93,11 @@ def capture(root: str, directories: Sequence[str], contents: dict[str, bytes] | 
 
 
 class _TreeReader:
-    def __init__(self, device: int, contents: dict[str, bytes] | None) -> None:
+    def __init__(self, device: int, contents: dict[str, bytes] | None, kept: int) -> None:
         self.tree: Final[Tree] = {}
         self._device: Final = device
         self._contents: Final = contents
-        self._room = KEPT
+        self._room = kept
 
     def read(self, parent: int, name: str, path: str, rest: Sequence[str] = ()) -> None:
         """Add the entries of `name` in the directory `parent`, and of everything below it.

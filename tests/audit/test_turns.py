@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bonobofs.audit import writer
 from bonobofs.audit.writer import PAUSE, Trail, TrailIdentity
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import TrailError
@@ -31,16 +30,14 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(writer, "time_ns", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
 def enforcer(tmp_path: Path, clock: Clock) -> Iterator[Enforcer]:
-    del clock
-    trail = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", TrailIdentity("s", ALICE.label, ALICE.id))
+    identity = TrailIdentity("s", ALICE.label, ALICE.id)
+    trail = Trail.create(tmp_path / "s.jsonl", tmp_path / "s.head", identity, clock=clock)
     yield Enforcer(compile_policy({"default": "allow"}), ALICE, trail)
     trail.close()
 

@@ -360,13 +360,12 @@ assert (root / "okrs/sub/b").read_text() == "b"
     assert ran.returncode == 0, ran.stderr
 
 
-def test_a_file_beyond_what_a_capture_keeps_comes_from_git(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_beyond_what_a_capture_keeps_comes_from_git(root: Path) -> None:
     """A changed index does not matter: the blob is found by its content."""
     repo = Repo(root).init()
     repo.git("add", ".")
     repo.git("commit", "-qm", "Begin")
-    monkeypatch.setattr(protected_tree, "KEPT", 3)
-    check = IntegrityCheck(root)
+    check = IntegrityCheck(root, kept=3)
     assert digest("objective: grow\n") not in check.contents
     before = picture(root / "okrs")
     edit(root / "okrs")
@@ -379,9 +378,8 @@ def test_a_file_beyond_what_a_capture_keeps_comes_from_git(root: Path, monkeypat
     assert (root / "okrs/company.yml").read_text() == "objective: grow\n"
 
 
-def test_content_that_is_nowhere_is_an_error_that_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protected_tree, "KEPT", 3)
-    check = IntegrityCheck(root)
+def test_content_that_is_nowhere_is_an_error_that_says_so(root: Path) -> None:
+    check = IntegrityCheck(root, kept=3)
     (root / "okrs/company.yml").write_text("x")
     assert not check.revert()
     assert "backup" in check.revert_error
