@@ -88,7 +88,8 @@ def _about(results: dict[str, Any]) -> str:
 
 def _table(run: Run, worlds: list[str]) -> str:
     size = f"{run['files']:,} files with `.git`, {run['bytes'] / 1e6:.0f} MB"
-    caption = f"{run['title']}: {size}, as {run['user']}, Python {run['python']}"
+    user = "root" if run["user"] == "root" else "an ordinary user"
+    caption = f"{run['title']}: {size}, as {user}, Python {run['python']}"
     lines = [f"**{caption}**", "", *_rows(run, worlds)]
     others = worlds[1:]
     if others and len(run["times"]) > 1:

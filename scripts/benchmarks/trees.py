@@ -28,6 +28,9 @@ GIT = {
 }
 """Git without anybody's configuration; a tree that is handed to another user stays usable."""
 
+RENAME_GIT = r"s,^tree/\.git\(/\|$\),tree/repository\1,"
+"""How tar names the repository's own directory in the archive: a mount refuses a nested `.git`."""
+
 GENERATED_FILES = 3_700
 GENERATED_MODULES = 160
 MEAN_BYTES = 14_000
@@ -49,7 +52,7 @@ def prepare(name: str, base: Path, scale: float) -> None:
     else:
         _copy(Path(sysconfig.get_path("stdlib") if name == "stdlib" else name), tree)
     _fill(base / "source" / "big", int(READ_BYTES * scale))
-    _run("tar", "-cf", str(base / "tree.tar"), "-C", str(tree.parent), "tree")
+    _run("tar", "-cf", str(base / "tree.tar"), "-C", str(tree.parent), "--transform", RENAME_GIT, "tree")
     _collect_modules(tree, base / "modules")
     for directory in ("mnt", "home"):
         (base / directory).mkdir(mode=0o700)
