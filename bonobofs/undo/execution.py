@@ -1,7 +1,8 @@
 """Make the steps of an undo, through the enforcer, and journal them so that a killed undo is completed.
 
-The journal is the plan in `undo/SESSION.plan` of the state directory. `SESSION.done` has one byte for each step that
-was made. A step that was made without its byte is recognized by its result.
+The journal is the plan in `undo/SESSION.plan` of the state directory. `SESSION.done` has a dot for each step that
+was made, and the inode number of a file before its write in place. A step that was made without its dot is recognized
+by its result.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Execution:
                 continue
             try:
                 if number > journal.done_at_start or not self._is_made(step):
-                    self._check(step)
+                    self._prepare(step, journal)
                     self._make[step.do](step)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -128,12 +129,15 @@ class Execution:
         syscalls.syncfs(self._root)
         return failures
 
-    def _check(self, step: UndoStep) -> None:
-        """Raise ESTALE if the file is not as it was when the plan was made."""
-        if step.expected is not None:
-            st = self._stat(step.path)
-            if st is None or [st.st_size, st.st_mtime_ns] != step.expected:
-                raise OSError(errno.ESTALE, "the file was changed while it was taken back")
+    def _prepare(self, step: UndoStep, journal: UndoJournal) -> None:
+        """Note a write in place. ESTALE: the file is neither as it was for the plan nor half written by it."""
+        st = self._stat(step.path)
+        if step.do == "put" and st is not None and journal.is_begun(st.st_ino):
+            return
+        if step.expected is not None and (st is None or [st.st_size, st.st_mtime_ns] != step.expected):
+            raise OSError(errno.ESTALE, "the file was changed while it was taken back")
+        if step.do == "put" and st is not None and st.st_nlink > 1:
+            journal.note_write(st.st_ino)
 
     def _is_made(self, step: UndoStep) -> bool:
         """Return whether a step that the journal does not know was made."""
@@ -263,8 +267,8 @@ class Execution:
         with self._change(Operation.WRITE_FILE, step, Kind.FILE, context) as (_, directory, name):
             made = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             try:
-                os.ftruncate(made, 0)
                 _fill(made, content, step.arguments["size"])
+                os.ftruncate(made, step.arguments["size"])
                 _set_state(made, step.arguments)
             finally:
                 os.close(made)
@@ -335,13 +339,14 @@ class Execution:
 class UndoJournal:
     """The steps of one undo, and how many of them were made."""
 
-    def __init__(self, directory: Path, name: str, steps: Sequence[UndoStep], steps_made: int = 0) -> None:
+    def __init__(self, directory: Path, name: str, steps: Sequence[UndoStep], progress: bytes = b"") -> None:
         self._plan: Final = directory / f"{name}.plan"
         self._done: Final = directory / f"{name}.done"
         self.steps: Final = steps
-        self.done_at_start: Final = steps_made
-        self.done = steps_made
+        self.done_at_start: Final = progress.count(b".")
+        self.done = self.done_at_start
         """Number of steps that were made."""
+        self._begun: Final = progress.rpartition(b".")[2]
         self._descriptor = -1
 
     @classmethod
@@ -369,7 +374,7 @@ class UndoJournal:
             if document.get("source") != source:
                 continue
             done = plan.with_suffix(".done")
-            journal = cls(directory, plan.stem, steps, done.stat().st_size if done.exists() else 0)
+            journal = cls(directory, plan.stem, steps, done.read_bytes() if done.exists() else b"")
             journal._open()
             found.append((journal, document))
         return found
@@ -381,6 +386,14 @@ class UndoJournal:
         """Note that the next step was made."""
         os.write(self._descriptor, b".")
         self.done += 1
+
+    def is_begun(self, ino: int) -> bool:
+        """Return whether the killed undo had begun, as the next step, to write this inode in place."""
+        return self.done == self.done_at_start and self._begun == b"%d" % ino
+
+    def note_write(self, ino: int) -> None:
+        """Note that the next step writes this inode in place."""
+        os.write(self._descriptor, b"%d" % ino)
 
     def end(self) -> None:
         """Remove the journal: every step was made, or has failed."""

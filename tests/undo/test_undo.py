@@ -35,6 +35,16 @@ def _shell(place: Place, script: str) -> None:
     subprocess.run(["bash", "-ec", script], cwd=place.path, check=True)
 
 
+def _kill_undo(place: Place, *trace: str) -> None:
+    """Undo the changes of alice under strace, whose options kill the undo."""
+    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(place.source)]
+    killed = subprocess.run(
+        ["strace", "-f", "-qq", "-o", "/dev/null", *trace, *program],
+        cwd="/", env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL
+
+
 def test_what_a_shell_did_is_taken_back(own_place: MakePlace, tmp_path: Path) -> None:
     """Edits by sed, redirection and mv, removal of ignored and untracked files, links, modes and times."""
     before = state_of(_source(tmp_path))
@@ -186,12 +196,37 @@ def test_a_killed_undo_is_completed_by_the_next_call(own_place: MakePlace, tmp_p
     assert state_of(place.source) != before
     calls = "renameat,renameat2,linkat,unlinkat,symlinkat,mkdirat,pwrite64,?fchmodat,utimensat"
     inject = f"inject={calls}:signal=KILL:when={when}"
-    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(place.source)]
-    killed = subprocess.run(
-        ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", inject, *program],
-        cwd="/", env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert killed.returncode == -signal.SIGKILL
+    _kill_undo(place, "-e", f"trace={calls}", "-e", inject)
     bonobofs("undo", "--agent", "alice", "--path", place.source)
     assert state_of(place.source) == before
     assert bonobofs("audit", "verify").returncode == 0
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("call", ["sendfile", "ftruncate", "fchmod", "utimensat"])
+def test_a_kill_within_a_write_in_place_is_completed_by_the_next_call(
+    own_place: MakePlace, tmp_path: Path, call: str
+) -> None:
+    """A file with two names is written in place: the next undo completes it, and both names lead to it."""
+    source = _source(tmp_path)
+    before = state_of(source)
+    place = own_place()
+    _shell(place, "seq 1000 > notes.txt")
+    _kill_undo(place, "-P", str(source / "notes.txt"), "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL")
+    assert state_of(source) != before
+    result = undo(place, agent="alice")
+    assert result["completed"] == 1
+    assert state_of(source) == before
+
+
+@pytest.mark.root
+def test_a_file_replaced_after_a_kill_within_a_write_in_place_stays(own_place: MakePlace, tmp_path: Path) -> None:
+    """The next undo takes only the inode that it had begun to write for its own work."""
+    source = _source(tmp_path)
+    place = own_place()
+    _shell(place, "seq 1000 > notes.txt")
+    _kill_undo(place, "-P", str(source / "notes.txt"), "-e", "trace=fchmod", "-e", "inject=fchmod:signal=KILL")
+    (source / "mine").write_text("mine\n")
+    (source / "mine").rename(source / "notes.txt")
+    undo(place, agent="alice")
+    assert (source / "notes.txt").read_text() == "mine\n"
