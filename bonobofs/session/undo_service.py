@@ -20,7 +20,7 @@ from bonobofs.errors import StateError, UsageError
 from bonobofs.policy.request import Principal
 from bonobofs.session.session_list import flush_servers
 from bonobofs.state.home import head_path, trail_path
-from bonobofs.state.sessions import Session, note_ends, read_all, save
+from bonobofs.state.sessions import Session, lives, note_ends, read_all, save
 from bonobofs.system import mounts
 from bonobofs.system.locks import locked
 from bonobofs.system.paths import is_within
@@ -62,7 +62,9 @@ def expire_images(home: Path) -> int:
     own = home / "policy.toml"
     limits = load(own).undo if own.exists() else UndoTable()
     now = datetime.now(UTC)
-    return expire(places_of(home), (now - moment_of(limits.keep, now)).total_seconds(), int(limits.max_total))
+    keep = (now - moment_of(limits.keep, now)).total_seconds()
+    live = {session.session for session in read_all(home)[0] if lives(session)}
+    return expire(places_of(home), keep, int(limits.max_total), live)
 
 
 def images_of(home: Path, source: str) -> Images:

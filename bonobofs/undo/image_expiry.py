@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.state.sessions import lives, read_all
+from bonobofs.undo.preimages import PACK
 
 BETWEEN: Final = 3600.0
 """Seconds between two calls of `expire` by mounts."""
@@ -28,10 +30,11 @@ def usage(places: Iterable[Path]) -> StoreUsage:
     return StoreUsage(len(sizes), sum(sizes))
 
 
-def expire(places: Iterable[Path], keep: float, max_total: int) -> int:
+def expire(places: Iterable[Path], keep: float, max_total: int, live: Collection[str]) -> int:
     """Remove pre-images that are older than `keep` seconds, then the oldest until `max_total` bytes remain.
 
-    Return their number. A pre-image has the change time at which it was kept.
+    Return their number. A pre-image has the change time at which it was kept. The sessions `live` write to their
+    directories and packs, so these stay.
     """
     oldest, removed = time.time() - keep, 0
     images = sorted(_images(places), key=lambda image: image[1].st_ctime)
@@ -39,14 +42,17 @@ def expire(places: Iterable[Path], keep: float, max_total: int) -> int:
     for path, st in images:
         if st.st_ctime >= oldest and total <= max_total:
             break
+        if path.name == PACK and path.parent.name in live:
+            continue
         with suppress(OSError):
             path.unlink()
             removed += 1
         total -= st.st_size
-    for place in places:
-        for directory in _directories(place):
-            with suppress(OSError):
-                directory.rmdir()  # fails while it holds an image, or a session uses it
+    unused_since = time.time() - BETWEEN  # the record of a session that starts may be missing
+    for directory in itertools.chain.from_iterable(map(_directories, places)):
+        with suppress(OSError):
+            if directory.name not in live and directory.stat().st_ctime < unused_since:
+                directory.rmdir()  # fails while it holds an image
     return removed
 
 

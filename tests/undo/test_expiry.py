@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from bonobofs.session.undo_service import expire_images
 from bonobofs.undo.image_expiry import usage
 from tests.support.users import run_in_child
 from tests.support.wait import until
@@ -27,3 +28,24 @@ def test_a_mount_expires_old_contents_once_an_hour(mounted: Mounted, source: Pat
     os.utime(stamp, (two_hours_ago, two_hours_ago))
     mounted(policy=ALLOW_ALL)
     until(lambda: usage([store]).bytes == 0, "the old content is removed")
+
+
+def test_a_live_session_keeps_contents_after_the_expiry(mounted: Mounted, source: Path, home: Path) -> None:
+    """The expiry found the session's directory empty, and removed it. The session kept nothing from then on."""
+    (source / "file").write_bytes(b"x" * 100_000)
+    (source / "small").write_bytes(b"old")
+    store = home / "undo"
+    store.mkdir()
+    stamp = store / ".expired"
+    two_hours_ago = time.time() - 7200
+    stamp.touch()
+    os.utime(stamp, (two_hours_ago, two_hours_ago))
+    world = mounted(policy=ALLOW_ALL)
+    until(lambda: stamp.stat().st_mtime > two_hours_ago, "the expiry has begun")
+    assert expire_images(home) == 0
+    run_in_child(os.unlink, world.path / "file")
+    run_in_child((world.path / "small").write_bytes, b"new")
+    assert usage([store]).bytes >= 100_003
+    (home / "policy.toml").write_text('default = "allow"\n[undo]\nmax_total = "1KB"\n')
+    assert expire_images(home) == 1, "the linked content goes, the pack of the session stays"
+    assert usage([store]).files == 1
