@@ -18,7 +18,9 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final, NamedTuple, Self
 
 from bonobofs.audit.entry import AFTER, BEFORE, BY, OLD_TARGET, XATTRS, state_text
@@ -40,10 +42,15 @@ _MOST_SENT: Final = 0x7FFFF000
 _IN_PACK: Final = -1
 """In place of a number: the copy is in the pack."""
 _MOST_UNSYNCED: Final = 4096
+_RESERVE: Final = 256 << 20
+"""Bytes of its disk that the store leaves free, or a twentieth of a smaller disk: programs and the trail need them."""
+_SECONDS_OF_ROOM: Final = 1.0
+"""For how long the store relies on the free space that it has read."""
 LONGEST_XATTR: Final = 4096
 
 TOO_LARGE: Final = "the file is larger than max_file"
 FULL: Final = "the store has max_total bytes"
+NO_ROOM: Final = "the disk of the store is nearly full"
 UNREADABLE: Final = "the file cannot be read"
 
 
@@ -80,6 +87,8 @@ class PreimageStore:
         self._directory: Final = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._limits: Final = limits
         self._bytes = 0
+        self._room = 0
+        self._room_read_at = -inf
         self._links = True
         """Whether a file of the source can be linked into the store."""
         self._unsynced: Final[dict[int, int]] = {}
@@ -90,10 +99,18 @@ class PreimageStore:
         self._copying: queue.Queue[tuple[int, int, int]] | None = None
 
     def refusal(self, st: os.stat_result) -> str:
-        """Return why the content of a file is not kept, or ""."""
+        """Return why the content of a file is not kept, or "".
+
+        On a nearly full disk nothing is kept, not even by a link: the removal of a file must free its space.
+        """
         if st.st_size > self._limits.max_file:
             return TOO_LARGE
-        return FULL if self._bytes + st.st_size > self._limits.max_total else ""
+        if self._bytes + st.st_size > self._limits.max_total:
+            return FULL
+        if (now := monotonic()) - self._room_read_at >= _SECONDS_OF_ROOM:
+            self._room_read_at = now
+            self._room = _free_room(self._directory)
+        return NO_ROOM if st.st_size > self._room else ""
 
     def take(self, number: int, directory: int, name: bytes, permit: Permit) -> bool:  # noqa: ARG002 - a change takes one
         """Remove a name by moving its file into the store. False: the store cannot have it; nothing is changed."""
@@ -125,6 +142,7 @@ class PreimageStore:
     def count(self, st: os.stat_result) -> None:
         """Count a kept file."""
         self._bytes += st.st_size
+        self._room -= st.st_size
 
     def drop(self, number: int) -> None:
         """Remove a pre-image whose change was not made."""
@@ -249,6 +267,14 @@ class PreimageStore:
         if self._pack >= 0:
             os.close(self._pack)
         os.close(self._directory)
+
+
+def _free_room(directory: int) -> int:
+    """Return the free bytes of the disk of a directory beyond the reserve; below 0: the reserve is in use."""
+    disk = os.fstatvfs(directory)
+    if not disk.f_blocks:  # a disk without a limit
+        return 1 << 62
+    return disk.f_bavail * disk.f_frsize - min(_RESERVE, disk.f_blocks * disk.f_frsize // 20)
 
 
 def _reason(error: OSError) -> str:

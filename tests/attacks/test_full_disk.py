@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from tests.attacks.attack import CONTENT
 from tests.attacks.ground import build
 from tests.support.syscalls import make, read
 from tests.support.users import outcome, run_in_child
-from tests.support.world import Mounted, bonobofs
+from tests.support.wait import until
+from tests.support.world import ALLOW_ALL, Mounted, bonobofs
 
 pytestmark = pytest.mark.root
 
@@ -39,6 +41,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with _small_disk(disk, 1000):
         monkeypatch.setenv("BONOBOFS_HOME", str(disk / "home"))
         yield session.home()
+
+
+def _free(disk: Path) -> int:
+    st = os.statvfs(disk)
+    return st.f_bavail * st.f_frsize
 
 
 def _append_until_full(path: Path) -> object:
@@ -115,3 +122,30 @@ def test_a_full_source_is_reported_and_recorded(mounted: Mounted, tmp_path: Path
         outcomes = [(entry.path, entry.reason) for entry in world.entries() if entry.result == "error"]
         assert outcomes == [("aidlc-docs/plan.md", "ENOSPC: No space left on device")] * 2
         assert world.clear() == []
+
+
+def test_a_removal_frees_a_nearly_full_disk(mounted: Mounted, tmp_path: Path) -> None:
+    """The store keeps a removed file while its disk has room. It leaves the reserve to programs and to the trail."""
+    source, size = tmp_path / "small", 2 << 20
+    source.mkdir()
+    with _small_disk(source, 16_000):
+        (source / ".bonobofs").mkdir(mode=0o700)
+        for name in ("kept", "lost"):
+            (source / name).write_bytes(bytes(size))
+        world = mounted(source=source, policy=ALLOW_ALL)
+        free = _free(source)
+        run_in_child(os.unlink, world.path / "kept")
+        assert _free(source) < free + size // 2, "the store has the content"
+        (source / "filler").write_bytes(bytes(_free(source) - size // 4))
+        began = time.monotonic()
+        until(lambda: time.monotonic() - began > 1.1, "the store reads the free space again")
+        run_in_child(os.unlink, world.path / "lost")
+        assert _free(source) >= size, "the removal has freed the space"
+        undone = bonobofs("undo", "--path", source / "lost")
+        assert "the disk of the store is nearly full" in undone.stdout + undone.stderr
+        assert undone.returncode != 0
+        (source / "filler").unlink()
+        assert bonobofs("undo", "--path", source / "kept").returncode == 0
+        assert (source / "kept").read_bytes() == bytes(size)
+        world.umount()
+        assert bonobofs("audit", "verify").returncode == 0
