@@ -414,7 +414,7 @@ class KernelTransport:
             if opcode not in _SILENT:
                 self._error(unique, errno.EIO)
             return
-        if isinstance(body, Generator):
+        if not isinstance(body, bytes) and isinstance(body, Generator):  # most replies are bytes
             self._advance(LongRequest(unique, opcode, body), failed)
         elif opcode not in _SILENT:
             self._reply(unique, body)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,6 +71,15 @@ class CapturedGit(SessionGit):
         return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
 
+@contextmanager
+def _explained(git: CapturedGit) -> Iterator[None]:
+    """Raise the refusal or the GitError that explains a failed command of the session's git."""
+    try:
+        yield
+    except GitExitError as error:
+        raise _failure(git, error) from None
+
+
 def _failure(git: CapturedGit, error: GitExitError) -> Exception:
     """Return the refusal that the session's git has printed, else what git said."""
     for line in git.output.splitlines():
@@ -95,10 +106,8 @@ def commit(link: SessionLink, arguments: GitCommit) -> Any:
     """Commit files, or what is staged."""
     git = CapturedGit(link)
     _plain(*(arguments.files or ()))
-    try:
+    with _explained(git):
         git.commit(arguments.message, arguments.files or ())
-    except GitExitError as error:
-        raise _failure(git, error) from None
     return git.state()
 
 
@@ -106,13 +115,11 @@ def branch(link: SessionLink, arguments: GitBranch) -> Any:
     """Create a branch, check it out, or both."""
     git = CapturedGit(link)
     _plain(arguments.name, arguments.base)
-    try:
+    with _explained(git):
         if arguments.create is not False:
             git.branch(arguments.name, arguments.base or "HEAD")
         if arguments.checkout:
             git.checkout(arguments.name)
-    except GitExitError as error:
-        raise _failure(git, error) from None
     return git.state()
 
 

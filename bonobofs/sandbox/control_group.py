@@ -63,7 +63,7 @@ def make(directory: Path, pids: Sequence[int], memory: int, processes: int) -> b
 
 
 def remove(directory: Path) -> None:
-    """Kill what is left in a group, and remove it. OSError: it stays."""
+    """Kill the remaining processes of a group, and remove it. OSError: the kernel does not remove it."""
     with contextlib.suppress(OSError):
         _write(directory / "cgroup.kill", 1)
     until = time.monotonic() + _SECONDS_TO_REMOVE

@@ -50,7 +50,7 @@ def create_backup(database: Database, revision: str | None = None) -> Path:
     """
     at = revision or database.revision()
     if at is None:
-        raise StateError(f"the database {database.name} holds no tables of bonobofs, so there is nothing to keep")
+        raise StateError(f"the database {database.name} has no tables of bonobofs, so no backup is made")
     moment = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%fZ")
     path = database.home / "backups" / f"{moment}-{at}.{'db' if database.is_sqlite else 'dump'}"
     try:

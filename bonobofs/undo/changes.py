@@ -12,31 +12,10 @@ from bonobofs.audit.entry import AFTER, BEFORE, LAYER, NOT_KEPT, REPLACED, TURN,
 from bonobofs.audit.reader import entries_from
 from bonobofs.audit.trail_storage import stat_trail
 from bonobofs.errors import UsageError
-from bonobofs.policy.request import Kind, Operation, kind_of
+from bonobofs.policy.request import CHANGES, Kind, Operation, kind_of
 from bonobofs.system.paths import is_within
 
 _SHORT: Final = 8
-_OF_FILES: Final = frozenset(
-    {
-        Operation.WRITE_FILE,
-        Operation.CREATE_FILE,
-        Operation.DELETE_FILE,
-        Operation.RENAME,
-        Operation.LINK,
-        Operation.SYMLINK,
-        Operation.MKDIR,
-        Operation.RMDIR,
-        Operation.MKNOD,
-        Operation.TRUNCATE,
-        Operation.ALLOCATE,
-        Operation.COPY_RANGE,
-        Operation.SET_MODE,
-        Operation.SET_OWNER,
-        Operation.SET_TIMES,
-        Operation.SET_XATTR,
-        Operation.REMOVE_XATTR,
-    }
-)
 
 
 class FileState(NamedTuple):
@@ -138,7 +117,7 @@ class Change(NamedTuple):
             entry.kind == "intent"
             and self.result == "allowed"
             and entry.guard == "file"
-            and entry.operation in _OF_FILES
+            and entry.operation in CHANGES
             and LAYER not in entry.details
         )
 
