@@ -22,9 +22,10 @@ from bonobofs.errors import BonobofsError, UsageError, reason
 from bonobofs.fuse import cpu_latency
 from bonobofs.policy.allow_list import EVERYTHING
 from bonobofs.sandbox import network_list
-from bonobofs.session import launcher, undo_service
+from bonobofs.session import launcher
+from bonobofs.session.undo_service import limits_of
 from bonobofs.system import syscalls
-from bonobofs.undo.image_expiry import usage
+from bonobofs.undo.image_expiry import places_of, size_text, usage
 
 FEW_FILES: Final = 4096
 LITTLE_SPACE: Final = 100 * 10**6
@@ -269,8 +270,13 @@ def _old_contents() -> Iterator[Check]:
         home = session.home()
     except BonobofsError:
         return  # `_state` says so
-    held = usage(undo_service.places_of(home))
-    yield _check("old contents", "", f"{held.files} files, {held.bytes / 10**6:.1f} MB in {home / 'undo'}", "")
+    held = usage(places_of(home))
+    try:
+        size = size_text(held.bytes, int(limits_of(home).max_total))
+    except BonobofsError as error:
+        yield Check("old contents", Verdict.NOTE, "the limit cannot be read", str(error))
+        return
+    yield Check("old contents", Verdict.OK, f"{held.files} files, {size} in {home / 'undo'}")
 
 
 def _network() -> Iterator[Check]:

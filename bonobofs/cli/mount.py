@@ -18,6 +18,7 @@ from bonobofs.git.session_repository import Kept
 from bonobofs.ipc.client import call
 from bonobofs.session import SessionState
 from bonobofs.state.question_files import open_questions
+from bonobofs.undo.image_expiry import size_text
 
 _NAMED: Final = 5
 
@@ -221,6 +222,10 @@ def _print_statuses(entries: list[session.SessionStatus]) -> None:
     for entry in entries:
         for text in _notes(entry):
             say(text)
+    # The sessions share one store, and each has measured it at another time.
+    images = max((entry.images for entry in entries if entry.images is not None), default=None)
+    if images is not None:
+        say(f"old contents for undo: {size_text(*images)}")
 
 
 def _notes(entry: session.SessionStatus) -> list[str]:
@@ -287,6 +292,8 @@ def _row(entry: session.SessionStatus) -> tuple[str, ...]:
 def _as_document(entry: session.SessionStatus, repository: Kept | None) -> dict[str, Any]:
     plain = {**dataclasses.asdict(entry.session), "state": entry.state.value}
     plain |= {"watch": entry.watch, "policy_error": entry.policy_error, "leases": entry.leases, "caches": entry.caches}
+    images = entry.images
+    plain["old_contents"] = None if images is None else {"bytes": images[0], "max_total": images[1]}
     plain["kept"] = None if repository is None else repository._asdict()
     notes = _notes(entry)
     if notes:

@@ -25,18 +25,18 @@ from bonobofs.companion.calls import LIMITS, handle_call
 from bonobofs.companion.change_attribution import ChangeAttribution
 from bonobofs.companion.change_forwarder import ChangeForwarder
 from bonobofs.companion.git_worker import GitWorker
+from bonobofs.companion.image_store import ImageStore
 from bonobofs.companion.policy_reloader import PolicyReloader
 from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.companion.session_context import SessionContext
 from bonobofs.companion.session_questions import SessionQuestions
 from bonobofs.companion.socket_server import SocketServer
-from bonobofs.errors import BonobofsError, MountError, reason
+from bonobofs.errors import MountError, reason
 from bonobofs.ipc.channel import Channel, CompanionStatus, Message, MessageKind
 from bonobofs.ipc.session_config import CompanionConfig, SessionConfig
 from bonobofs.policy.request import Principal
 from bonobofs.state.home import INSIDE
 from bonobofs.system import mounts, syscalls
-from bonobofs.undo import image_expiry
 
 if TYPE_CHECKING:
     from bonobofs.state.lease_follower import LeaseSnapshot
@@ -125,6 +125,7 @@ class CompanionServices:
         self._session.git_worker = self._git_worker
         self._questions: Final = SessionQuestions(channel, session)
         self._session.questions = self._questions
+        self._images: Final = ImageStore(channel, self._session.home)
         self._deferred: Final[queue.SimpleQueue[tuple[MessageKind, dict[str, Any]]]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._server = self._open_socket(Path(session.session_dir, INSIDE), session.user)
@@ -198,13 +199,9 @@ class CompanionServices:
                 self._questions.check(now)
 
     def _recover(self) -> None:
-        """Finish what an earlier session left, and remove old contents that are kept for too long."""
+        """Finish what an earlier session left, then keep the store of pre-images within its limits."""
         self._git_worker.recover()
-        if image_expiry.is_due(self._session.home):
-            from bonobofs.session.undo_service import expire_images  # noqa: PLC0415 - once an hour
-
-            with suppress(BonobofsError, OSError):  # the daemon and the next mount try again
-                expire_images(self._session.home)
+        self._images.run()
 
     def _poll(self, now: float) -> set[int]:
         """Wait until a descriptor is readable or a service is due. Return the readable descriptors."""
@@ -242,6 +239,8 @@ class CompanionServices:
             self._questions.on_applied(body)
         elif kind is MessageKind.CLOSE_SOCKET:
             self.close_socket()
+        elif kind is MessageKind.STORE_FULL:
+            self._images.make_room(**json.loads(body))
         elif kind is MessageKind.FLUSH:
             self._flush(now)
 

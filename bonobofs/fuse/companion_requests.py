@@ -335,6 +335,8 @@ class CompanionRequests:
         self._leases_error = ""
         """Why the companion cannot read the leases."""
         self._saved_leases_state: str | None = None
+        self._images: tuple[int, int] | None = None
+        """Bytes of all pre-images, and their limit; None: not measured yet."""
         self._is_restarted: Final = config.companion is not None
         self._reload_pending = False
         self._mount: Final = mount
@@ -354,6 +356,8 @@ class CompanionRequests:
         """Why kernel caching is off; None: it is on."""
         if status.watch:
             mount.set_cache_timeout(UNWATCHED_SECONDS)
+        if mount.preimages.store is not None:
+            mount.preimages.store.on_full = lambda size: self._send(MessageKind.STORE_FULL, {"size": size})
         self._save()
 
     def on_readable(self) -> bool:
@@ -489,8 +493,17 @@ class CompanionRequests:
             self.answers.change(**json.loads(body))
         elif kind is MessageKind.LEASES_ERROR:
             self._leases_error = json.loads(body)["reason"]
+        elif kind is MessageKind.STORE_SIZE:
+            self._note_store_size(**json.loads(body))
         elif kind is MessageKind.STATUS:
             self._on_status(CompanionStatus(**json.loads(body)))
+
+    def _note_store_size(self, size: int) -> None:
+        store = self._mount.preimages.store
+        if store is not None:
+            store.size = size
+            self._images = size, store.limits.max_total
+            self._save()
 
     def _send(self, kind: MessageKind, document: Document) -> None:
         """Send a message, if there is a companion."""
@@ -636,6 +649,7 @@ class CompanionRequests:
             self._saved_leases_state,
             self._caches,
             policy.observe,
+            self._images,
         )
         try:
             write_live(self._directory, live)

@@ -38,6 +38,8 @@ class MessageKind(enum.IntEnum):
     """{"policy", "generation"}: the server judges by this policy from now on."""
     CLOSE_SOCKET = 16
     """Accept no more calls. No body."""
+    STORE_FULL = 17
+    """{"size"}: the store of pre-images has no room for a file of this size; make room, then send STORE_SIZE."""
     REPLY = 27
     """{"id", …}: the answer to a request; "failed" (trail error) or "error" (server error) on failure."""
 
@@ -63,6 +65,8 @@ class MessageKind(enum.IntEnum):
     """{"number", "until", "leases"}: a lease snapshot and its expiry by CLOCK_BOOTTIME; null leases: unchanged."""
     ANSWERS = 35
     """{"number", "answers"}: every answer of the operator that is not revoked, and the number of the last change."""
+    STORE_SIZE = 18
+    """{"size"}: bytes of the pre-images of all sessions of the state directory."""
     LEASES_ERROR = 14
     """{"reason"}: why the leases cannot be read."""
 

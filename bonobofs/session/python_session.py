@@ -27,6 +27,7 @@ from bonobofs.state.lease_follower import BEAT, LAPSE, LeaseFollower, LeaseSnaps
 from bonobofs.state.session_rows import Holder
 from bonobofs.state.sessions import Session, note_ends, save
 from bonobofs.system.processes import start_time
+from bonobofs.undo.image_expiry import usage
 from bonobofs.undo.preimages import PathKeeper, PreimageStore, StoreLimits, store_place
 
 _SYNCED_EVERY: Final = 1.0
@@ -165,7 +166,9 @@ def keeping(state: Path, session: Session, policy: dict[str, Any], enforcer: Enf
     source = Path(session.source)
     with contextlib.ExitStack() as stack:
         try:
-            store = PreimageStore(store_place(state, source) / session.session, limits)
+            stores = store_place(state, source)
+            store = PreimageStore(stores / session.session, limits)
+            store.size = usage([stores]).bytes
             stack.callback(store.close)
             root = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, root)

@@ -62,6 +62,8 @@ class SessionStatus(NamedTuple):
     """Why kernel caching is off and cached data may be stale."""
     observes: bool = False
     """Changes that its rules refuse are made and recorded."""
+    images: tuple[int, int] | None = None
+    """Bytes of all pre-images, and their limit."""
     unreadable: str | None = None
     """Why its live.json cannot be read. If it cannot, the fields above have their values at the session's start."""
 
@@ -99,9 +101,8 @@ def _status(home: Path, session: Session, state: SessionState) -> SessionStatus:
     session = dataclasses.replace(session, policy=live.policy)
     if state not in SERVED:
         return SessionStatus(session, state)
-    return SessionStatus(
-        session, state, live.watch, live.policy_error, live.leases, live.caches, observes=live.observes
-    )
+    states = live.watch, live.policy_error, live.leases, live.caches
+    return SessionStatus(session, state, *states, observes=live.observes, images=live.images)
 
 
 def session_around(home: Path, path: Path) -> SessionStatus | None:

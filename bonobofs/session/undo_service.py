@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bonobofs.audit.entry import TURN, UNDO, AuditEntry
 from bonobofs.audit.reader import since as moment_of
@@ -28,9 +28,12 @@ from bonobofs.system.processes import start_time
 from bonobofs.undo.changes import Change, Selection, all_changes, change_id, parse_id, restored_files
 from bonobofs.undo.difference import FileDifference, differences
 from bonobofs.undo.execution import Execution, Failure, Images, UndoJournal
-from bonobofs.undo.image_expiry import expire
+from bonobofs.undo.image_expiry import expire, places_of
 from bonobofs.undo.plan import Plan, plan
 from bonobofs.undo.tree import Image
+
+if TYPE_CHECKING:
+    from bonobofs.policy.document import UndoTable
 
 OPERATOR: Final = "operator"
 """Label of the agent in whose name the operator's own changes are recorded."""
@@ -49,22 +52,25 @@ class UndoResult(NamedTuple):
     """UUID of the session that has the changes of the undo."""
 
 
-def places_of(home: Path) -> list[Path]:
-    """Return the directories of all pre-images of a state directory."""
-    sources = {session.source for session in read_all(home)[0]}
-    return [home / "undo", *sorted(Path(source) / ".bonobofs" / "undo" for source in sources)]
-
-
-def expire_images(home: Path) -> int:
-    """Remove pre-images as `[undo]` of `policy.toml` in the state directory says; return their number. PolicyError."""
+def limits_of(home: Path) -> UndoTable:
+    """Return `[undo]` of `policy.toml` in the state directory: it bounds what all sessions keep. PolicyError."""
     from bonobofs.policy.document import UndoTable, load  # noqa: PLC0415 - `undo` needs no policy
 
     own = home / "policy.toml"
-    limits = load(own).undo if own.exists() else UndoTable()
+    return load(own).undo if own.exists() else UndoTable()
+
+
+def expire_images(home: Path, free_bytes: int = 0) -> int:
+    """Remove pre-images as `limits_of` says; return their number. PolicyError.
+
+    Then a tenth of `max_total` is free, and at least `free_bytes`.
+    """
+    limits = limits_of(home)
     now = datetime.now(UTC)
     keep = (now - moment_of(limits.keep, now)).total_seconds()
     live = {session.session for session in read_all(home)[0] if lives(session)}
-    return expire(places_of(home), keep, int(limits.max_total), live)
+    most = min(limits.max_total * 9 // 10, limits.max_total - free_bytes)
+    return expire(places_of(home), keep, most, live)
 
 
 def images_of(home: Path, source: str) -> Images:

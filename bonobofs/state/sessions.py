@@ -70,6 +70,8 @@ class Live:
     """Why the kernel cache is off and may hold stale data; None if it is on."""
     observes: bool = False
     """The policy records what its rules refuse, and permits it."""
+    images: tuple[int, int] | None = None
+    """Bytes of all pre-images of the state directory, and the limit; None: unknown, or the session keeps none."""
 
 
 WATCHING = "watching"

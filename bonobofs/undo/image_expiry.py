@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -24,32 +23,43 @@ class StoreUsage(NamedTuple):
     bytes: int
 
 
+def places_of(home: Path) -> list[Path]:
+    """Return the directories of all pre-images of a state directory."""
+    sources = {session.source for session in read_all(home)[0]}
+    return [home / "undo", *sorted(Path(source) / ".bonobofs" / "undo" for source in sources)]
+
+
 def usage(places: Iterable[Path]) -> StoreUsage:
     """Return number and bytes of the pre-images in these stores."""
-    sizes = [st.st_size for _, st in _images(places)]
+    sizes = [st.st_size for _, _, st in _images(places)]
     return StoreUsage(len(sizes), sum(sizes))
 
 
-def expire(places: Iterable[Path], keep: float, max_total: int, live: Collection[str]) -> int:
-    """Remove pre-images that are older than `keep` seconds, then the oldest until `max_total` bytes remain.
+def size_text(size: int, limit: int) -> str:
+    """Return the size of the stores and its limit for the operator."""
+    return f"{size / 10**6:.1f} MB of {limit / 10**6:,.0f} MB"
+
+
+def expire(places: Iterable[Path], keep: float, most: int, live: Collection[str]) -> int:
+    """Remove pre-images that are older than `keep` seconds, then the oldest until `most` bytes remain.
 
     Return their number. A pre-image has the change time at which it was kept. The sessions `live` write to their
     directories and packs, so these stay.
     """
     oldest, removed = time.time() - keep, 0
-    images = sorted(_images(places), key=lambda image: image[1].st_ctime)
-    total = sum(st.st_size for _, st in images)
-    for path, st in images:
-        if st.st_ctime >= oldest and total <= max_total:
+    images = sorted(_images(places), key=lambda image: image[2].st_ctime)
+    total = sum(st.st_size for _, _, st in images)
+    for session, image, st in images:
+        if st.st_ctime >= oldest and total <= most:
             break
-        if path.name == PACK and path.parent.name in live:
+        if image.name == PACK and session in live:
             continue
         with suppress(OSError):
-            path.unlink()
+            os.unlink(image.path)
             removed += 1
         total -= st.st_size
     unused_since = time.time() - BETWEEN  # the record of a session that starts may be missing
-    for directory in itertools.chain.from_iterable(map(_directories, places)):
+    for directory in _directories(places):
         with suppress(OSError):
             if directory.name not in live and directory.stat().st_ctime < unused_since:
                 directory.rmdir()  # fails while it holds an image
@@ -93,14 +103,16 @@ def drop_unmade_changes(home: Path, source: str) -> None:
                 drop_unmade(store / "undo" / session.session)
 
 
-def _directories(store: Path) -> Iterator[Path]:
-    with suppress(OSError):
-        yield from [each for each in store.iterdir() if each.is_dir() and not each.is_symlink()]
-
-
-def _images(places: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+def _directories(places: Iterable[Path]) -> Iterator[Path]:
     for store in places:
-        for directory in _directories(store):
-            for path in list(directory.iterdir()):
+        with suppress(OSError):
+            yield from [each for each in store.iterdir() if each.is_dir() and not each.is_symlink()]
+
+
+def _images(places: Iterable[Path]) -> Iterator[tuple[str, os.DirEntry[str], os.stat_result]]:
+    """Yield the session, the file and its stat of each pre-image."""
+    for directory in _directories(places):
+        with suppress(OSError), os.scandir(directory) as images:
+            for image in images:
                 with suppress(OSError):
-                    yield path, path.lstat()
+                    yield directory.name, image, image.stat(follow_symlinks=False)

@@ -46,6 +46,8 @@ _RESERVE: Final = 256 << 20
 """Bytes of its disk that the store leaves free, or a twentieth of a smaller disk: programs and the trail need them."""
 _SECONDS_OF_ROOM: Final = 1.0
 """For how long the store relies on the free space that it has read."""
+_SECONDS_FULL: Final = 60.0
+"""Shortest time between two calls of `on_full`."""
 LONGEST_XATTR: Final = 4096
 
 TOO_LARGE: Final = "the file is larger than max_file"
@@ -64,7 +66,7 @@ def store_place(home: Path, source: Path) -> Path:
 
 
 class StoreLimits(NamedTuple):
-    """What a session keeps: bytes of all its pre-images, and of one file."""
+    """What is kept: bytes of the pre-images of all sessions of a state directory, and of one file."""
 
     max_total: int
     max_file: int
@@ -85,8 +87,12 @@ class PreimageStore:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
         self._directory: Final = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._limits: Final = limits
-        self._bytes = 0
+        self.limits: Final = limits
+        self.size = 0
+        """Bytes that all sessions keep: as measured last, and what this session has added since."""
+        self.on_full: Callable[[int], None] = lambda _size: None
+        """Called with the size of a file for which there is no room, at most once in a minute."""
+        self._full_at = -inf
         self._room = 0
         self._room_read_at = -inf
         self._links = True
@@ -103,9 +109,12 @@ class PreimageStore:
 
         On a nearly full disk nothing is kept, not even by a link: the removal of a file must free its space.
         """
-        if st.st_size > self._limits.max_file:
+        if st.st_size > self.limits.max_file:
             return TOO_LARGE
-        if self._bytes + st.st_size > self._limits.max_total:
+        if self.size + st.st_size > self.limits.max_total:
+            if (now := monotonic()) - self._full_at >= _SECONDS_FULL:
+                self._full_at = now
+                self.on_full(st.st_size)
             return FULL
         if (now := monotonic()) - self._room_read_at >= _SECONDS_OF_ROOM:
             self._room_read_at = now
@@ -141,7 +150,7 @@ class PreimageStore:
 
     def count(self, st: os.stat_result) -> None:
         """Count a kept file."""
-        self._bytes += st.st_size
+        self.size += st.st_size
         self._room -= st.st_size
 
     def drop(self, number: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bonobofs.system import mounts, processes
+from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, ROOT, Mounted, OrdinaryUser, bonobofs, environment, wait_for_mount
 
 
@@ -110,14 +111,17 @@ def test_the_source_itself_can_be_the_mountpoint(source: Path) -> None:
 def test_status_json_has_the_documented_fields(mounted: Mounted) -> None:
     """source, mountpoint, agent, role, session, pid, state, transport and policy."""
     world = mounted(policy=ALLOW_ALL, agent="bob")
+    until(lambda: _status()[0]["old_contents"] is not None, "the store is measured")
     (one,) = _status()
     assert one["source"] == str(world.source)
     assert one["mountpoint"] == str(world.path)
     assert (one["agent"], one["role"], one["state"], one["transport"]) == ("bob", "agent", "serving", "kernel")
     assert (one["session"], one["pid"]) == (world.session.session, world.pid)
     assert set(one["policy"]) == {"origin", "digest", "generation"}
+    assert one["old_contents"] == {"bytes": 0, "max_total": 2 * 10**9}
     said = bonobofs("status").stdout
     assert f"serving  {world.path}" in said
+    assert "old contents for undo: 0.0 MB of 2,000 MB" in said
     assert "not watched" not in said
 
 

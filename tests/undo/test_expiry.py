@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 from bonobofs.session.undo_service import expire_images
 from bonobofs.undo.image_expiry import usage
+from tests.support.commands import bonobofs
 from tests.support.users import run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted
@@ -28,6 +30,30 @@ def test_a_mount_expires_old_contents_once_an_hour(mounted: Mounted, source: Pat
     os.utime(stamp, (two_hours_ago, two_hours_ago))
     mounted(policy=ALLOW_ALL)
     until(lambda: usage([store]).bytes == 0, "the old content is removed")
+
+
+def test_a_full_store_makes_room_for_a_live_session(mounted: Mounted, source: Path, home: Path) -> None:
+    """The server learns what an expiry has removed, and keeps contents again; `status` shows the size and the limit."""
+    policy = f'{ALLOW_ALL}[undo]\nmax_total = "250KB"\n'
+    (home / "policy.toml").write_text(policy)
+    for name in "abcd":
+        (source / name).write_bytes(b"x" * 100_000)
+    world = mounted(policy=policy)
+
+    def shown() -> dict[str, int] | None:
+        found: dict[str, int] | None = json.loads(bonobofs("status", "--json").stdout)[0]["old_contents"]
+        return found
+
+    until(shown, "the store is measured")
+    store = home / "undo" / world.session.session
+    for name in "abc":
+        run_in_child(os.unlink, world.path / name)
+    assert len(os.listdir(store)) == 2, "the third file has no room"
+    first = min(map(int, os.listdir(store)))
+    until(lambda: not (store / str(first)).exists(), "the oldest content is removed")
+    until(lambda: shown() == {"bytes": 100_000, "max_total": 250_000}, "the server knows the size")
+    run_in_child(os.unlink, world.path / "d")
+    assert len(os.listdir(store)) == 2
 
 
 def test_a_live_session_keeps_contents_after_the_expiry(mounted: Mounted, source: Path, home: Path) -> None:
