@@ -13,10 +13,14 @@ from __future__ import annotations
 import _socket
 import os
 import sys
+import time
 
 _BLOCK = 1 << 16
 _FAILED = 1
 _UNDER_WAY = ("rebase-merge", "rebase-apply", "sequencer")
+_CONNECT_SECONDS = 10.0
+"""A killed companion is restarted within this time."""
+_RETRY_SECONDS = 0.05
 
 
 def main() -> int:
@@ -49,6 +53,7 @@ def _publish(socket: str, head: str) -> int:
     try:
         answer = _call(socket, b'{"call": "git.publish", "head": "%s"}' % _quoted(head), (theirs.fileno(),), theirs)
     finally:
+        theirs.close()  # git push ends when the other end of its socket is closed
         if pushing:
             os.waitpid(pushing, 0)
     line = _text(answer, b'"line": "')
@@ -58,22 +63,40 @@ def _publish(socket: str, head: str) -> int:
 
 
 def _call(path: str, line: bytes, descriptors: tuple[int, ...], lent: _socket.socket | None = None) -> bytes:
-    """Call the guard socket at `path` with descriptors, close `lent`, and return the answer."""
-    end = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    """Call the guard socket at `path` with descriptors, close `lent`, and return the answer; b"": there is none."""
+    end = _connect(path)
+    if end is None:
+        return b""
+    rights = b"".join(number.to_bytes(4, sys.byteorder) for number in descriptors)
+    answer = b""
+    try:
+        end.sendmsg([line + b"\n"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+        if lent is not None:
+            lent.close()
+        while not answer.endswith(b"\n"):
+            data = end.recv(_BLOCK)
+            if not data:
+                break
+            answer += data
+    except ConnectionError:  # the companion was killed
+        return b""
+    return answer
+
+
+def _connect(path: str) -> _socket.socket | None:
+    """Connect to the guard socket, and retry while the companion is restarted. None: it does not come back."""
     # A socket address holds at most 107 bytes of path.
     handle = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
-    end.connect(f"/proc/self/fd/{handle}/{os.path.basename(path)}")
-    rights = b"".join(number.to_bytes(4, sys.byteorder) for number in descriptors)
-    end.sendmsg([line + b"\n"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
-    if lent is not None:
-        lent.close()
-    answer = b""
-    while not answer.endswith(b"\n"):
-        data = end.recv(_BLOCK)
-        if not data:
-            break
-        answer += data
-    return answer
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while time.monotonic() < deadline:
+        end = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        try:
+            end.connect(f"/proc/self/fd/{handle}/{os.path.basename(path)}")
+        except (ConnectionRefusedError, FileNotFoundError):
+            time.sleep(_RETRY_SECONDS)
+        else:
+            return end
+    return None
 
 
 def _find_git_dir() -> str:
