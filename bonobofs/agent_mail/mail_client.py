@@ -228,6 +228,9 @@ class Tokens(Protocol):
     def keep(self, address: Address, token: str, /) -> None:
         """Store a token. The server returns it only once."""
 
+    def registration(self, address: Address, /) -> contextlib.AbstractContextManager[object]:
+        """Return a lock of the sender among processes: one registers the name and keeps the token, others wait."""
+
 
 class Mailbox:
     """One sender on one server. It connects at the first use."""
@@ -258,13 +261,14 @@ class Mailbox:
             "name": address.sender,
             "task_description": task,
         }
-        created = _made(lambda: self._call("register_agent", arguments, registration_token=self._token()))
-        name = created.get("name")
-        if not isinstance(name, str):
-            raise MailError(f"{server.url} registers {address.sender} without returning its name")
-        token = created.get("registration_token")
-        if isinstance(token, str) and self._token() != token:
-            self._tokens.keep(address, token)
+        with contextlib.nullcontext() if self._token() else self._tokens.registration(address):
+            created = _made(lambda: self._call("register_agent", arguments, registration_token=self._token()))
+            name = created.get("name")
+            if not isinstance(name, str):
+                raise MailError(f"{server.url} registers {address.sender} without returning its name")
+            token = created.get("registration_token")
+            if isinstance(token, str) and self._token() != token:
+                self._tokens.keep(address, token)
         self._name = name
         return name
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -144,6 +146,15 @@ class _TokensInFile:
                 write_document(self._path, {**self._read(), _key(address): token})
         except OSError as error:
             raise StateError(f"{self._path} cannot be written: {error.strerror}") from error
+
+    @contextmanager
+    def registration(self, address: Address) -> Iterator[None]:
+        number = sha256(_key(address).encode()).hexdigest()[:16]
+        try:
+            with locked(self._path.with_name(f"agent_mail-{number}.lock")):
+                yield
+        except OSError as error:
+            raise StateError(f"{self._path.parent} cannot be written: {error.strerror}") from error
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -56,6 +56,9 @@ class Tokens(dict[str, str]):
     def keep(self, address: Address, token: str) -> None:
         self[address.sender] = token
 
+    def registration(self, _: Address) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
 
 class Desk:
     """A courier's surroundings: trails, cursors, a mailbox; couriers come and go."""

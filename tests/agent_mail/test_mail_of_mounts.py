@@ -8,6 +8,7 @@ import shutil
 import signal
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -166,6 +167,17 @@ def test_the_witness_reveals_a_trail_rewritten_with_its_head(
         redone.session.session: ["witness"],
         gone.session.session: ["witness"],
     }
+
+
+def test_a_name_is_registered_once_by_many_at_the_same_time(
+    mounted: Mounted, original: Original, tmp_path: Path
+) -> None:
+    """The server returns the token of a name only once; the other callers wait until it is stored."""
+    world = mounted(policy=policy(original, tmp_path))
+    wanted = settings(world)
+    with ThreadPoolExecutor(6) as pool:
+        names = [pool.submit(open_mailbox(world.home, wanted).open) for _ in range(6)]
+        assert {name.result() for name in names} == {open_mailbox(world.home, wanted).open()}
 
 
 def test_a_witness_without_letters_confirms_nothing(
