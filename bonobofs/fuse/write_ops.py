@@ -53,17 +53,27 @@ class WriteOps:
         if len(data) != size:
             raise ProtocolError("WRITE is shorter than it says")
         node = self._mount.node_to_change(header, Operation.WRITE_FILE)
-        fd = node.store.file(node, W)
-        appends = flags & os.O_APPEND
-        lock = self._mount.append_lock if appends and node.layer is Layer.SOURCE else None
-        if lock is not None:
-            lock.acquire(node.ino, half=may_be_partial(offset, size))
+        lock = self._mount.append_lock
+        if not flags & os.O_APPEND:
+            written = self._write_data(header, node, offset, data, write_flags, appends=False)
+        elif lock is None or node.layer is not Layer.SOURCE:
+            written = self._write_data(header, node, offset, data, write_flags, appends=True)
+        else:
+            with lock.hold(node.ino, half=may_be_partial(offset, size)):
+                written = self._write_data(header, node, offset, data, write_flags, appends=True)
+        return p.WRITE_OUT.pack(written, 0)
+
+    def _write_data(
+        self, header: Header, node: Node, offset: int, data: memoryview, write_flags: int, *, appends: bool
+    ) -> int:
+        """Write at `offset` or append, and return the number of bytes written."""
+        fd, size = node.store.file(node, W), len(data)
         st = os.fstat(fd)
         self._mount.check_external(node, st)
         # The kernel appends at the size that it knows. Another program may have appended since.
         position = st.st_size if appends else offset
         if self._mount.grants.files and self._grants.changes_nothing(node, fd, position, data):
-            return p.WRITE_OUT.pack(size, 0)
+            return size
         batch = node.batch
         if batch is None or not self._is_covered(batch, st, position, size):
             batch, fd, st = self._authorize_batch(header, node, fd, position, data, write_flags)
@@ -76,15 +86,13 @@ class WriteOps:
             self._mount.overlay.sizes.set_size(node.ino, batch.request.path, batch.size)
         if write_flags & p.WRITE_KILL_SUIDGID and st.st_mode & SET_IDS:
             self._mount.kill_set_ids(header, node, fd, st, batch.permit)
-        if lock is not None:
-            lock.release()
         after = batch.state = os.fstat(fd)
         if position != offset or after.st_size != batch.size:
             self._mount.notifications.inode(
                 node.id, 0, 0
             )  # another program has appended: the kernel does not know its bytes
         node.fingerprint = after.st_size << 62 | after.st_ctime_ns
-        return p.WRITE_OUT.pack(written, 0)
+        return written
 
     def _write_bytes(
         self, header: Header, node: Node, fd: int, data: memoryview, position: int, needed: int, batch: WriteBatch

@@ -17,7 +17,7 @@ policy.toml             the operator's policy (optional)
 index.db                the search index (`audit.index_store`)
 published.json          the agent that published each branch (`git.source_refs`)
 runs/, homes/           mountpoints of `bonobofs run`, and the kept home directories of its agents
-turns                   the append locks that the servers share (`fuse.append_lock`)
+append-locks            the append locks that the servers share (`fuse.append_lock`)
 bonobofs.log            tracebacks of failed commands; serve.log is that of the daemon (`daemon.main`)
 """
 

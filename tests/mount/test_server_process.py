@@ -55,7 +55,7 @@ def test_the_server_has_the_root_as_its_directory_and_few_descriptors(world: Pla
         str(world.head),
         str(world.home / "sessions" / world.session.session / "server.log"),
         str(world.home / "sessions" / world.session.session / "scratch"),
-        str(world.home / "turns"),
+        str(world.home / "append-locks"),
         str(world.home / "undo" / world.session.session),
         *([str(cpu_latency.device())] if cpu_latency.device() else []),
     }
