@@ -13,6 +13,8 @@ from bonobofs.policy.decision import Code
 from tests.attacks.attack import Place, add, adding, attack, write
 from tests.support.syscalls import make, opened
 
+_AT_EMPTY_PATH = 0x1000
+
 
 def _create(path: str, mode: int = 0o644) -> None:
     make(path, b"EVIL", mode)
@@ -157,9 +159,10 @@ def by_file_handle(place: Place) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     handle = ctypes.create_string_buffer(struct.pack("Ii", 128, 0) + bytes(128), 136)
     mount_id = ctypes.c_int()
-    if libc.name_to_handle_at(-100, os.fsencode(place.closed), handle, ctypes.byref(mount_id), 0):
-        raise OSError(ctypes.get_errno(), "no handle")
-    with opened(place.closed, os.O_RDONLY), opened(".", os.O_RDONLY | os.O_DIRECTORY) as top:
+    # The open file keeps its inode in the kernel, so the handle stays valid.
+    with opened(place.closed, os.O_RDONLY) as kept, opened(".", os.O_RDONLY | os.O_DIRECTORY) as top:
+        if libc.name_to_handle_at(kept, b"", handle, ctypes.byref(mount_id), _AT_EMPTY_PATH):
+            raise OSError(ctypes.get_errno(), "no handle")
         fd = libc.open_by_handle_at(top, handle, os.O_WRONLY)
         if fd < 0:
             raise OSError(ctypes.get_errno(), "no opening by handle")
