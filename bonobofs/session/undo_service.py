@@ -25,11 +25,11 @@ from bonobofs.system import mounts
 from bonobofs.system.locks import locked
 from bonobofs.system.paths import is_within
 from bonobofs.system.processes import start_time
-from bonobofs.undo.changes import Change, Selection, all_changes, change_id, parse_id, restored_files
+from bonobofs.undo.changes import Change, Selection, all_changes, change_id, parse_id
 from bonobofs.undo.difference import FileDifference, differences
 from bonobofs.undo.execution import Execution, Failure, Images, UndoJournal
 from bonobofs.undo.image_expiry import expire, places_of
-from bonobofs.undo.plan import Plan, plan
+from bonobofs.undo.plan import Plan, Record, plan
 from bonobofs.undo.tree import Image
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def preview(home: Path, source: str, selected: Selection, access_path: str = "")
     """
     changes = changes_of_source(home, source)
     chosen = [change for change in changes if change in selected]
-    return plan(Path(access_path or source), chosen, restored_files(changes), images_of(home, source).has)
+    return plan(Path(access_path or source), chosen, Record.of(changes), images_of(home, source).has)
 
 
 def undo(home: Path, source: str, selected: Selection, *, dry_run: bool = False) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import os
 import platform
 import resource
 import signal
+import struct
+import sys
 from typing import Final
 
 _MOST_DESCRIPTORS: Final = 1 << 20
@@ -126,6 +128,24 @@ def handle_flags(fd: int) -> int:
             continue
         return flags
     return -1
+
+
+_STATX_SIZE: Final = 256
+_STATX_BTIME: Final = 0x800
+_BTIME: Final = struct.Struct("=80xqI")
+_AT_SYMLINK_NOFOLLOW: Final = 0x100
+
+
+def birth_time(path: bytes) -> int:
+    """Return when a file was created, in nanoseconds; 0: the file system does not tell. Follows no symlink. OSError."""
+    buffer = ctypes.create_string_buffer(_STATX_SIZE)
+    if _libc.statx(_AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, buffer):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    if not int.from_bytes(buffer.raw[:4], sys.byteorder) & _STATX_BTIME:
+        return 0
+    seconds, nanoseconds = _BTIME.unpack_from(buffer)
+    return int(seconds) * 10**9 + int(nanoseconds)
 
 
 class _OpenHow(ctypes.Structure):

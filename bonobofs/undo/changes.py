@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -87,6 +88,14 @@ class Change(NamedTuple):
     def after(self) -> FileState | None:
         """The file at the path after the change, if the outcome says it."""
         return None if self.outcome is None else FileState.parse(self.outcome.details.get(AFTER))
+
+    @property
+    def moved(self) -> FileState | None:
+        """The file that a rename moved. Its `ctime` is the end of the rename: overlayfs may copy the file up for it."""
+        before = self.before
+        if before is None or self.outcome is None:
+            return before
+        return before._replace(ctime=max(before.ctime, int(self.outcome.timestamp.timestamp() * 10**9)))
 
     @property
     def replaced(self) -> FileState | None:
@@ -188,9 +197,18 @@ def changes_of(trail: Path) -> Iterator[Change]:
     yield from open_intents.values()
 
 
-def restored_files(changes: Iterable[Change]) -> dict[int, set[int]]:
-    """Return, by the inode number of each file that an undo has restored, the inode numbers that it had before."""
-    found: dict[int, set[int]] = {}
+class Restoration(NamedTuple):
+    """An undo has given a file a new inode."""
+
+    ctime: int
+    """Change time of the new inode then, in nanoseconds. A file that is born later has only reused its number."""
+    inos: set[int]
+    """The inode numbers that the file had before."""
+
+
+def restored_files(changes: Iterable[Change]) -> dict[int, list[Restoration]]:
+    """Return what undos have restored, by the new inode number."""
+    found: dict[int, list[Restoration]] = {}
     by_id: dict[str, Change] = {}
     for change in changes:
         by_id[change.id] = change
@@ -199,8 +217,55 @@ def restored_files(changes: Iterable[Change]) -> dict[int, set[int]]:
             continue  # these keep the file
         old = original.replaced if change.path == original.details.get("to") else original.before
         if old is not None and old.kind is change.after.kind:
-            found[change.after.ino] = {old.ino, *found.get(old.ino, ())}
+            earlier = (restoration.inos for restoration in found.get(old.ino, ()))
+            found.setdefault(change.after.ino, []).append(Restoration(change.after.ctime, {old.ino}.union(*earlier)))
     return found
+
+
+def file_keys(changes: Iterable[Change]) -> dict[str, list[str]]:
+    """Return the keys of the files of each change, by the change's id. `changes` are all changes of a source by time.
+
+    A key is an inode number, and how many recorded files had it before: the kernel reuses numbers. Directories, and
+    files without a name, have no key.
+    """
+    keys: dict[str, list[str]] = {}
+    ended: Counter[str] = Counter()
+    """How many recorded files had an inode number and have ended."""
+    for change in changes:
+        if not change.is_made:
+            continue
+        details = change.details
+        before, replaced = _Inode.parse(details.get(BEFORE)), _Inode.parse(details.get(REPLACED))
+        after = None if change.outcome is None else _Inode.parse(change.outcome.details.get(AFTER))
+        moves = change.operation == Operation.RENAME and isinstance(details.get("to"), str)
+        is_same = before is not None and after is not None and before.number == after.number
+        is_link = change.operation == Operation.LINK and after is not None and after.links != "1"
+        if after is not None and not (moves or is_same or is_link):
+            ended[after.number] += 1  # a new file: an earlier one of this number has ended, recorded or not
+        named = [inode for inode in (before, after, replaced) if inode is not None and inode.links != "0"]
+        keys[change.id] = [f"ino:{each.number}.{ended[each.number]}" for each in named if not each.is_dir]
+        if moves:
+            lost = None if details.get("exchange") or replaced == before else replaced
+        else:
+            lost = before if change.operation == Operation.DELETE_FILE or not (after is None or is_same) else None
+        if lost is not None and lost.links == "1":
+            ended[lost.number] += 1
+    return keys
+
+
+class _Inode(NamedTuple):
+    """What `file_keys` needs of a `FileState`, which takes four times as long to parse."""
+
+    number: str
+    links: str
+    is_dir: bool
+
+    @classmethod
+    def parse(cls, text: object) -> Self | None:
+        fields = text.split(" ") if isinstance(text, str) else []
+        if len(fields) != len(FileState._fields) or not fields[0].isdecimal():
+            return None
+        return cls(fields[5], fields[6], stat.S_ISDIR(int(fields[0])))
 
 
 def all_changes(trails: Iterable[Path], since: datetime | None = None) -> list[Change]:

@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from bonobofs.audit.entry import NEW_VALUE, OLD_TARGET, OLD_VALUE, XATTRS
 from bonobofs.policy.request import Kind, Operation
-from bonobofs.undo.changes import Change, FileState
+from bonobofs.undo.changes import Change, FileState, Restoration, file_keys, restored_files
 from bonobofs.undo.tree import EMPTY, MISSING, FileNode, Image, SourceTree
 
 CHANGED: Final = "the file was changed afterwards"
@@ -76,32 +76,41 @@ class Plan(NamedTuple):
     refusals: list[UndoRefusal]
 
 
-def plan(
-    source: Path, changes: Sequence[Change], restored: Mapping[int, set[int]], is_kept: Callable[[Image], bool]
-) -> Plan:
-    """Plan to take back `changes`. `is_kept`: whether the store has an image. `restored`: see `SourceTree`. OSError."""
+class Record(NamedTuple):
+    """What all changes of a source say of the selected ones."""
+
+    restored: Mapping[int, list[Restoration]]
+    keys: Mapping[str, list[str]]
+    """See `changes.file_keys`."""
+
+    @classmethod
+    def of(cls, changes: Sequence[Change]) -> Self:
+        """`changes`: all changes of the source by time."""
+        return cls(restored_files(changes), file_keys(changes))
+
+
+def plan(source: Path, changes: Sequence[Change], record: Record, is_kept: Callable[[Image], bool]) -> Plan:
+    """Plan to take back `changes`. `is_kept`: whether the store has an image. OSError."""
     newest_first = [change for change in reversed(changes) if change.is_made]
     bad: dict[str, str] = {}
     while True:
-        planner = _Planner(source, restored, is_kept, bad)
+        planner = _Planner(source, record, is_kept, bad)
         planner.plan(newest_first)
         if planner.bad.keys() <= bad.keys():
-            refusals = [UndoRefusal(change, bad[key]) for change in newest_first if (key := _bad_key(change, bad))]
-            taken = [change for change in newest_first if not _bad_key(change, bad)]
-            return Plan(planner.steps, taken, refusals)
+            found = [(change, _bad_key(change, record, bad)) for change in newest_first]
+            refusals = [UndoRefusal(change, bad[key]) for change, key in found if key]
+            return Plan(planner.steps, [change for change, key in found if not key], refusals)
         bad = {**planner.bad, **bad}
 
 
-def _bad_key(change: Change, bad: dict[str, str]) -> str:
-    return next((key for key in _keys(change) if key in bad), "")
+def _bad_key(change: Change, record: Record, bad: dict[str, str]) -> str:
+    return next((key for key in _keys(change, record) if key in bad), "")
 
 
-def _keys(change: Change) -> list[str]:
+def _keys(change: Change, record: Record) -> list[str]:
     """Return what a change has in common with the other changes of the same file: itself, its inodes, its names."""
-    states = (change.before, change.after, change.replaced)
-    inos = [f"ino:{state.ino}" for state in states if state is not None and state.kind is not Kind.DIRECTORY]
     names = [f"path:{path}" for path in change.paths] if change.operation in _OF_NAMES else []
-    return [change.id, *inos, *names]
+    return [change.id, *record.keys.get(change.id, ()), *names]
 
 
 def _empty(step: UndoStep) -> None:
@@ -116,11 +125,10 @@ _OF_NAMES: Final = (Operation.CREATE_FILE, Operation.DELETE_FILE, Operation.SYML
 
 
 class _Planner:
-    def __init__(
-        self, source: Path, restored: Mapping[int, set[int]], is_kept: Callable[[Image], bool], bad: dict[str, str]
-    ) -> None:
+    def __init__(self, source: Path, record: Record, is_kept: Callable[[Image], bool], bad: dict[str, str]) -> None:
         self._source: Final = source
-        self._tree: Final = SourceTree(source, restored)
+        self._record: Final = record
+        self._tree: Final = SourceTree(source, record.restored)
         self._is_kept: Final = is_kept
         self._excluded: Final = bad
         self.bad: Final[dict[str, str]] = {}
@@ -135,7 +143,7 @@ class _Planner:
 
     def plan(self, newest_first: list[Change]) -> None:
         for change in newest_first:
-            if _bad_key(change, self._excluded):
+            if _bad_key(change, self._record, self._excluded):
                 continue
             self._change = change
             try:
@@ -150,7 +158,7 @@ class _Planner:
                 self._refuse(change, change.not_kept or (OF_TURN if in_place else NO_LONGER))
 
     def _refuse(self, change: Change, reason: str) -> None:
-        for key in _keys(change):
+        for key in _keys(change, self._record):
             self.bad.setdefault(key, reason)
 
     def _take_back(self, change: Change) -> None:
@@ -193,7 +201,8 @@ class _Planner:
             raise UndoConflict(CHANGED)
         if (before.size, before.mtime, before.ino) != (after.size, after.mtime, after.ino):
             node.size, node.mtime = before.size, before.mtime
-            node.inos.add(before.ino)
+            if before.ino != after.ino:
+                node.inos.add(before.ino)
             self._set_attributes(change.path, node, before, after, steps=False)
             self._write(change, change.path, node)
         self._set_attributes(change.path, node, before, after)
@@ -217,7 +226,7 @@ class _Planner:
         if not isinstance(to, str):
             self.create(change)  # a staged file was published
             return
-        before = self._before(change)
+        before = change.moved or self._before(change)
         node = self._tree.find(to)
         if change.details.get("exchange"):
             self._exchange(change, before, node, to)
@@ -362,7 +371,7 @@ class _Planner:
         attributes = {"mode": state.permissions, "uid": state.uid, "gid": state.gid, "mtime": state.mtime}
         node = FileNode(state)
         if state.kind is Kind.FILE and state.links > 1:
-            other = self._tree.with_ino(state.ino)
+            other = self._tree.path_of(state)
             node = self._tree.find(other) if other is not None else None  # type: ignore[assignment]
             if other is None or node is None:
                 raise UndoConflict(NO_OTHER_NAME)
@@ -377,7 +386,6 @@ class _Planner:
             node.target = str(change.details.get(OLD_TARGET))
             self._step("symlink", path, node, **attributes, target=node.target)
         elif state.kind is Kind.FILE:
-            self._tree.note(node)
             self._write(change, path, node, is_new=True)
         else:
             raise UndoConflict("a special file is not kept")

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.policy.request import Kind, kind_of
-from bonobofs.undo.changes import FileState
+from bonobofs.system import syscalls
+from bonobofs.undo.changes import FileState, Restoration
 
 
 class Image(NamedTuple):
@@ -32,10 +33,12 @@ class FileNode:
     """A file, directory or symlink of the tree."""
 
     __slots__ = (
+        "born",
         "children",
         "disk_mtime",
         "disk_size",
         "gid",
+        "ino",
         "inos",
         "kind",
         "links",
@@ -47,15 +50,18 @@ class FileNode:
         "uid",
     )
 
-    def __init__(self, state: FileState, real: str | None = None) -> None:
+    def __init__(self, state: FileState, real: str | None = None, born: int = 0) -> None:
         self.kind: Final = state.kind
         self.mode = state.mode
         self.uid = state.uid
         self.gid = state.gid
         self.mtime = state.mtime
         self.size = state.size
-        self.inos = {state.ino}
-        """Inode numbers that the record has for it: a restored file gets another one."""
+        self.ino: Final = state.ino
+        self.born: Final = born
+        """When the inode was created, in nanoseconds; 0: unknown."""
+        self.inos: Final[set[int]] = set()
+        """Further inode numbers that the record has for it: a restored file gets another one."""
         self.links = max(state.links, 1)
         self.real: Final = real
         """Path on the disk; None: the undo creates it."""
@@ -74,19 +80,24 @@ class FileNode:
         return self.kind is Kind.FILE and (self.size, self.mtime) == (state.size, state.mtime)
 
     def is_file_of(self, state: FileState) -> bool:
-        """Whether it is the file of a recorded state."""
-        return state.ino in self.inos and self.kind is state.kind
+        """Whether it is the file of a recorded state.
+
+        An inode that was created after that state has only reused the number.
+        """
+        if self.kind is not state.kind:
+            return False
+        return state.ino in self.inos or (state.ino == self.ino and self.born <= state.ctime)
 
 
 class SourceTree:
     """The files of one source."""
 
-    def __init__(self, source: Path, restored: Mapping[int, set[int]]) -> None:
-        """`restored`: the inode numbers of the files that a file of this number is the restored form of."""
+    def __init__(self, source: Path, restored: Mapping[int, list[Restoration]]) -> None:
+        """`restored`: see `changes.restored_files`."""
         self._restored: Final = restored
         self._source: Final = os.fspath(source)
         self._by_ino: Final[dict[int, FileNode]] = {}
-        """Files with several names, and files that an undo restores."""
+        """Files with several names."""
         root = self._read("")
         assert root is not None
         self._root: Final = root
@@ -130,24 +141,20 @@ class SourceTree:
                 if name not in node.children:
                     yield name
 
-    def note(self, node: FileNode) -> None:
-        """Let `with_ino` find a node by its inode numbers."""
-        self._by_ino.update(dict.fromkeys(node.inos, node))
+    def path_of(self, state: FileState) -> str | None:
+        """Return a path of the file of a recorded state; None: there is none."""
+        return self._search(self._root, "", state)
 
-    def with_ino(self, ino: int) -> str | None:
-        """Return a path of the file that had this inode number; None: there is none."""
-        return self._search(self._root, "", ino)
-
-    def _search(self, top: FileNode, above: str, ino: int) -> str | None:
+    def _search(self, top: FileNode, above: str, state: FileState) -> str | None:
         for name in sorted(self._names(top)):
             path = _join(above, name)
             if path == ".git":
                 continue
             child = self.find(path)
-            if child is not None and not child.is_dir and ino in child.inos:
+            if child is not None and child.is_file_of(state):
                 return path
             if child is not None and child.is_dir:
-                found = self._search(child, path, ino)
+                found = self._search(child, path, state)
                 if found is not None:
                     return found
         return None
@@ -163,8 +170,14 @@ class SourceTree:
         state = FileState(
             st.st_mode, st.st_uid, st.st_gid, st.st_mtime_ns, st.st_size, st.st_ino, st.st_nlink, st.st_ctime_ns
         )
-        node = FileNode(state, path)
-        node.inos |= self._restored.get(st.st_ino, set())
+        try:
+            born = syscalls.birth_time(os.fsencode(full))
+        except OSError:
+            born = 0
+        node = FileNode(state, path, born)
+        for restoration in self._restored.get(st.st_ino, ()):
+            if born <= restoration.ctime:
+                node.inos.update(restoration.inos)
         if stat.S_ISREG(st.st_mode) and st.st_nlink > 1:
             self._by_ino[st.st_ino] = node
         elif kind_of(st.st_mode) is Kind.SYMLINK:

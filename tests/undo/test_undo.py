@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from tests.support.commands import bonobofs, environment
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.source_state import state_of, undo
+from tests.support.wait import until
 
 
 def _source(directory: Path) -> Path:
@@ -97,6 +99,48 @@ def test_a_file_that_changed_afterwards_stays_untouched(own_place: MakePlace, tm
     after = state_of(source)
     assert after["src/app.py"] == mine
     assert after["src/lib.py"] == before["src/lib.py"]
+
+
+def _replace_with_same_number(path: Path) -> None:
+    """Replace a file behind the mount by a new one, which gets its inode number if the file system reuses numbers."""
+    old, clock = path.stat(), path.with_name("clock")
+
+    def time() -> int:
+        clock.touch()
+        return clock.stat().st_mtime_ns
+
+    until(lambda: time() > old.st_ctime_ns, "the clock of the file system advances")
+    path.unlink()
+    for number in range(200):
+        path.write_text("mine\n")
+        if path.stat().st_ino == old.st_ino:
+            return
+        path.rename(path.with_name(f"other{number}"))
+    path.write_text("mine\n")
+
+
+def test_another_file_with_the_inode_number_stays(own_place: MakePlace, tmp_path: Path) -> None:
+    """The kernel gives the number of a removed file to a new one. It is not the file that an agent has changed."""
+    _source(tmp_path)
+    place = own_place()
+    _shell(place, "chmod 600 src/lib.py")
+    _replace_with_same_number(place.source / "src/lib.py")
+    (place.source / "src/lib.py").chmod(0o600)
+    result = undo(place, agent="alice")
+    assert {conflict["path"] for conflict in result["conflicts"]} == {"src/lib.py"}
+    assert stat.S_IMODE((place.source / "src/lib.py").stat().st_mode) == 0o600
+
+
+def test_a_conflict_stays_with_its_file(own_place: MakePlace, tmp_path: Path) -> None:
+    """An agent removes a file, and its next file gets the inode number: only the first one is a conflict."""
+    source = _source(tmp_path)
+    before = state_of(source)
+    place = own_place(policy='default = "allow"\nhidden = ["**"]\n[undo]\nmax_file = "5KB"\n')
+    _shell(place, "rm src/lib.py; echo new > added; chmod 600 added")
+    result = undo(place, agent="alice")
+    assert {conflict["path"] for conflict in result["conflicts"]} == {"src/lib.py"}
+    del before["src/lib.py"]
+    assert state_of(source) == before
 
 
 def test_work_of_another_session_stays(own_place: MakePlace, tmp_path: Path) -> None:
