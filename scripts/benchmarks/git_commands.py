@@ -17,7 +17,7 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Final
 
-from benchmarks.plan import Plan
+from benchmarks.plan import BenchError, Plan
 
 FILES: Final = 50_000
 CHANGED: Final = 10_000
@@ -45,17 +45,21 @@ class _Pair:
         subprocess.run(command, env=self._environment, check=True, stdout=subprocess.DEVNULL)
 
     def git(self, root: Path, *words: str) -> float:
-        """Run git and return its wall time in seconds."""
+        """Run git and return its wall time in seconds. BenchError, with what git wrote: it failed."""
         started = perf_counter()
-        subprocess.run(
+        completed = subprocess.run(
             ["git", *words],
             cwd=root,
             env=self._environment,
-            check=True,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        return perf_counter() - started
+        seconds = perf_counter() - started
+        if completed.returncode:
+            command = " ".join(("git", *words[:2]))
+            raise BenchError(f"{command} in {root} ended with {completed.returncode}: {completed.stderr.strip()}")
+        return seconds
 
     def both(self, action: Callable[[Path], float]) -> tuple[float, float]:
         """Seconds of an action in the mount and in the plain clone."""
