@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from bonobofs.fuse import main as process
 from bonobofs.fuse import server
@@ -17,45 +18,46 @@ from bonobofs.fuse.dispatch import Operations
 from bonobofs.fuse.mount_context import Header, Reply
 
 
-class _Failing(Operations):
+class _Failing:
+    """The real operations with failures. Not a subclass: a compiled class has no interpreted ones."""
+
     after = tidying = False
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self.handlers = {**operations.handlers, Opcode.LOOKUP: self._lookup}
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._operations, name)
+
+    def _lookup(self, header: Header, body: memoryview) -> Reply:
+        name = bytes(body)
+        if name.startswith(b"fail-later"):
+            self.after = self.tidying = True
+        elif name.startswith(b"fail"):
+            raise ValueError("an unexpected error")
+        return self._operations.handlers[Opcode.LOOKUP](header, body)
 
     def prune_nodes(self) -> None:
         if self.after:
             self.after = False
             raise LookupError("after the reply")
-        super().prune_nodes()
+        self._operations.prune_nodes()
 
     def expire_caches(self) -> None:
         if self.tidying:
             self.tidying = False
             raise LookupError("tidying up")
-        super().expire_caches()
-
-
-def _lookup(operations: _Failing) -> None:
-    real = operations.handlers[Opcode.LOOKUP]
-
-    def lookup(header: Header, body: memoryview) -> Reply:
-        name = bytes(body)
-        if name.startswith(b"fail-later"):
-            operations.after = operations.tidying = True
-        elif name.startswith(b"fail"):
-            raise ValueError("an unexpected error")
-        return real(header, body)
-
-    operations.handlers[Opcode.LOOKUP] = lookup
+        self._operations.expire_caches()
 
 
 def main() -> int:
     """Serve until the mount ends."""
 
-    def made(*parts: object) -> _Failing:
-        operations = _Failing(*parts)  # type: ignore[arg-type] # whatever the server gives
-        _lookup(operations)
-        return operations
+    def create(*parameters: Any) -> _Failing:
+        return _Failing(Operations(*parameters))
 
-    vars(server)["Operations"] = made
+    vars(server)["Operations"] = create
     if "full" in sys.argv:
         os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
     return process.main()

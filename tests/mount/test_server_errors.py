@@ -33,7 +33,7 @@ def test_a_failing_handler_fails_its_request_only(source: Path, home: Path, tmp_
             assert refusal(mount / "fail") == errno.EIO
         (mount / "after.md").write_text("serves on")
         said = (tmp_path / "stderr").read_text()
-        failure = r"LOOKUP failed: ValueError\('an unexpected error'\) at .*failing_server\.py:\d+ lookup\n"
+        failure = r"LOOKUP failed: ValueError\('an unexpected error'\) at .*failing_server\.py:\d+ _lookup\n"
         assert re.search(failure, said)
         until(
             lambda: "49 times more: LOOKUP failed" in (tmp_path / "stderr").read_text(), "the repetitions are counted"
