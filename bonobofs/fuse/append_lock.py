@@ -1,37 +1,37 @@
 """A lock for appends to a file, among the servers of one source.
 
 The kernel splits an append at the end of a page that it has only in part, and sends two WRITE requests. Between them, a
-server of another mount of the same source could append its own line, and tear this one. Therefore a server takes the
-lock with the first half and keeps it until the second half is written, or for 50 ms. A loaded machine may run the
-program that late.
+server of another mount of the same source could append its own line, and tear this one. Therefore a server locks the
+file for each append. After a first half it keeps the lock until the second half is written, or for 100 ms: a loaded
+machine may run the program that late.
 
-The locks are slots in one file of the state directory that all servers map. A slot has the time at which the lock
-expires, in nanoseconds of CLOCK_MONOTONIC, and the inode number of the file. The lock of a killed server expires.
+The kernel keeps the locks (fcntl(2), open file description locks), on one byte of one file for each inode number. It
+releases those of a killed server.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic_ns
+from time import monotonic
 from typing import Final
 
-_SLOTS: Final = 512
-_LONGEST: Final = 50_000_000
-"""Nanoseconds after which a lock expires."""
-_GRACE: Final = 10_000
-"""Nanoseconds that a server waits after it took a slot: another server may have seen the slot free just before."""
+_LONGEST: Final = 0.1
+"""Seconds for which a server keeps the lock after a first half, and for which another one waits for it."""
+_MOST_WAITS: Final = 1.0
+"""Seconds for which a server may wait in a row. It regains one part in _SHARE of the time that passes, because an agent
+could take the lock again and again."""
 _SHARE: Final = 20
-"""A server waits for at most _LONGEST at once, and for one part in _SHARE of its time: an agent could take the lock
-again and again."""
-_SPIN: Final = 200_000
-"""Nanoseconds after which a waiting server sleeps."""
 _SLEEP: Final = 0.0002
-"""Seconds."""
+"""Seconds between two tries."""
+_FLOCK: Final = struct.Struct("hhqqi4x")
+_LARGEST: Final = (1 << 62) - 1
 PAGE: Final = mmap.PAGESIZE
 
 
@@ -41,74 +41,56 @@ def may_be_partial(offset: int, size: int) -> bool:
 
 
 class AppendLock:
-    """The append lock of one server. Used by one thread."""
+    """The append locks of one server. Used by one thread."""
 
     def __init__(self, home: Path) -> None:
-        """Map the file of the locks. OSError if that fails."""
-        size = _SLOTS * 16
-        fd = os.open(home / "append-locks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            if os.fstat(fd).st_size < size:
-                # no hole: writing to one through the mapping would kill this process on a full disk
-                os.pwrite(fd, bytes(size), 0)
-            words = memoryview(mmap.mmap(fd, size)).cast("Q")
-        finally:
-            os.close(fd)
-        self._expiries: Final = words[:_SLOTS]
-        self._inodes: Final = words[_SLOTS:]
-        self._own: Final[dict[int, int]] = {}
-        """By slot, the expiry of the lock that this server has taken."""
-        self._left = _LONGEST
-        """Nanoseconds that this server may still wait, at the time `_counted_at`."""
-        self._counted_at = monotonic_ns()
+        """Open the file of the locks. OSError if that fails."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd: Final = os.open(home / "append-locks", flags, 0o600)
+        self._halves: Final[dict[int, float]] = {}
+        """By inode number, until when the lock is kept after a first half."""
+        self._left = _MOST_WAITS
+        """Seconds that this server may still wait, at the time `_counted_at`."""
+        self._counted_at = monotonic()
 
     @contextmanager
     def hold(self, ino: int, *, half: bool) -> Iterator[None]:
-        """Wait for the lock before an append. `half`: keep it after the append, because this may be a first half."""
-        if half:
-            self._take(ino)
-        else:
+        """Hold the lock during an append. `half`: keep it afterwards, because this may be a first half."""
+        if self._halves.pop(ino, None) is None:
             self._wait(ino)
         try:
             yield
         except BaseException:
-            self._release(ino % _SLOTS)
+            self._set(ino, fcntl.F_UNLCK)
             raise
-        if not half:
-            self._release(ino % _SLOTS)
+        if half:
+            self._halves[ino] = monotonic() + _LONGEST
+        else:
+            self._set(ino, fcntl.F_UNLCK)
 
-    def _release(self, slot: int) -> None:
-        own = self._own.pop(slot, None)
-        if own is not None and self._expiries[slot] == own:
-            self._expiries[slot] = 0
+    def release_expired(self) -> None:
+        """Release the locks whose second half has not come."""
+        now = monotonic()
+        for ino in [ino for ino, expiry in self._halves.items() if expiry <= now]:
+            del self._halves[ino]
+            self._set(ino, fcntl.F_UNLCK)
 
     def _wait(self, ino: int) -> None:
-        """Wait until no other server is between two halves of an append to the file."""
-        slot = ino % _SLOTS
-        if not self._is_taken(slot, ino):
+        """Take the lock. If another server keeps it for too long, go on without it."""
+        if self._set(ino, fcntl.F_WRLCK):
             return
-        began = now = monotonic_ns()
-        left = min(_LONGEST, self._left + (began - self._counted_at) // _SHARE)
-        while now < min(self._expiries[slot], began + left) and self._is_taken(slot, ino):
-            if now - began < _SPIN:
-                os.sched_yield()
-            else:
-                time.sleep(_SLEEP)
-            now = monotonic_ns()
-        self._left, self._counted_at = max(0, left - (now - began)), now
+        began = now = monotonic()
+        left = min(_MOST_WAITS, self._left + (began - self._counted_at) / _SHARE)
+        until = began + min(left, _LONGEST)
+        while now < until and not self._set(ino, fcntl.F_WRLCK):
+            time.sleep(_SLEEP)
+            now = monotonic()
+        self._left, self._counted_at = max(0.0, left - (now - began)), now
 
-    def _is_taken(self, slot: int, ino: int) -> bool:
-        """Whether another server has taken the lock; it may have expired."""
-        expiry = self._expiries[slot]
-        return expiry > 0 and self._inodes[slot] == ino and expiry != self._own.get(slot)
-
-    def _take(self, ino: int) -> None:
-        slot = ino % _SLOTS
-        while True:
-            self._wait(ino)
-            self._inodes[slot] = ino
-            own = self._own[slot] = self._expiries[slot] = monotonic_ns() + _LONGEST
-            while monotonic_ns() < own - _LONGEST + _GRACE:
-                pass
-            if self._expiries[slot] == own:
-                return
+    def _set(self, ino: int, kind: int) -> bool:
+        """Take or release a lock. False: another server has it, or the kernel has no memory for it."""
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, ino & _LARGEST, 1, 0))
+        except OSError:
+            return False
+        return True

@@ -352,6 +352,8 @@ class MountServer:
             self._reload_requested = False
             self._requests.reload()
         self._supervisor.tidy(now)
+        if (lock := self._operations.mount.append_lock) is not None:
+            lock.release_expired()
         self._requests.update_caching(self._transport.blocked_notifications)
         self._has_more |= self._requests.tidy()
         self._operations.expire_caches()

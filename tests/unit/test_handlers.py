@@ -456,7 +456,6 @@ def _calls(path: Path) -> Iterator[tuple[ast.FunctionDef | None, str]]:
 def test_only_the_layer_store_changes_the_source() -> None:
     """No other module of the mount calls what changes files; some write to descriptors of their own."""
     own = {
-        "append_lock.py": {"pwrite"},
         "kernel_transport.py": {"write", "writev"},
         "diagnostics.py": {"write"},
         "cpu_latency.py": {"write"},
