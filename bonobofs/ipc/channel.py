@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from bonobofs.errors import ProtocolError
 
 
+@enum.unique
 class MessageKind(enum.IntEnum):
     """The number of a message in its header. The body is JSON unless its comment says otherwise."""
 
@@ -30,7 +31,7 @@ class MessageKind(enum.IntEnum):
     """Send all pending messages, then send FLUSH back. No body."""
     LEASES_APPLIED = 13
     """{"number"}: every change is judged by that lease snapshot from now on."""
-    ASKED = 33
+    ASKED = 19
     """{"question", "path", "operation", "rule", "count", "tool", "details"}: a change waits for an answer."""
     ANSWERS_APPLIED = 34
     """{"number", "live"}: the last answer that the server knows, and the numbers of those in force."""
