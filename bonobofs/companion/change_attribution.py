@@ -18,7 +18,6 @@ from bonobofs.audit.entry import AuditEntry, touched_paths
 from bonobofs.audit.reader import entries_of, paths_of, with_renames
 from bonobofs.audit.temp_cleanup import declared_temporary
 from bonobofs.audit.trail_storage import open_trail, stat_trail
-from bonobofs.beads.bd_runner import is_held, lock_path
 from bonobofs.errors import GitError
 from bonobofs.git.source_refs import find_git_dirs
 from bonobofs.ipc.channel import Channel, MessageKind
@@ -113,6 +112,8 @@ class ChangeAttribution:
 
         A bd that only reads also writes in `.beads`, without an intent. Every bd runs under one lock.
         """
+        from bonobofs.beads.bd_runner import is_held, lock_path  # noqa: PLC0415 - most sources have no issues
+
         try:
             path = lock_path(self._home, self._source / _BEADS)
             return path.stat().st_mtime >= self._began_at - _SLACK or is_held(path)

@@ -21,7 +21,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from bonobofs.companion.calls import LIMITS, handle_call
 from bonobofs.companion.change_attribution import ChangeAttribution
 from bonobofs.companion.change_forwarder import ChangeForwarder
 from bonobofs.companion.git_worker import GitWorker
@@ -30,7 +29,7 @@ from bonobofs.companion.policy_reloader import PolicyReloader
 from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.companion.session_context import SessionContext
 from bonobofs.companion.session_questions import SessionQuestions
-from bonobofs.companion.socket_server import SocketServer
+from bonobofs.companion.socket_server import Handler, Limits, SocketServer
 from bonobofs.errors import MountError, reason
 from bonobofs.ipc.channel import Channel, CompanionStatus, Message, MessageKind
 from bonobofs.ipc.session_config import CompanionConfig, SessionConfig
@@ -45,6 +44,8 @@ _MAX_WAIT: Final = 3600.0
 _DETACH_SECONDS: Final = 0.5
 _APPLY_SECONDS: Final = 0.5
 _STOPPED: Final = 0
+_FIRST_SNAPSHOT_SECONDS: Final = 5.0
+"""Seconds after which the calls are served although the database does not answer."""
 
 
 class LeaseForwarder:
@@ -61,6 +62,8 @@ class LeaseForwarder:
         self._thread: Final = threading.Thread(target=self._run, name="bonobofs-leases", daemon=True)
         self._number = 0
         self._error = ""
+        self.began: Final = threading.Event()
+        """The server has applied the first snapshot, or the leases cannot be read."""
         self.leases: list[dict[str, Any]] = []
         """The leases of the last snapshot that was sent."""
         os.environ.update(config.database)
@@ -94,11 +97,13 @@ class LeaseForwarder:
         while not self._ended.is_set() and (left := deadline - monotonic()) > 0:
             with suppress(queue.Empty):
                 if self._applied.get(timeout=left) == self._number:
+                    self.began.set()
                     return True
         return False
 
     def _report(self, error: Exception) -> None:
         """Log an error and send it to the server, once."""
+        self.began.set()
         text = " ".join(reason(error).split())
         if text != self._error:
             self._error = text
@@ -132,15 +137,18 @@ class CompanionServices:
 
     def _open_socket(self, directory: Path, guest: int | None) -> SocketServer | None:
         try:
-            return SocketServer(
-                directory,
-                lambda maker, name, arguments, fds: handle_call(self._session, name, arguments, maker, fds),
-                LIMITS,
-                guest,
-            )
+            return SocketServer(directory, self._load_calls, guest)
         except OSError as error:
             _log(f"the guard socket cannot be opened: {error.strerror}")
             return None
+
+    def _load_calls(self) -> tuple[Handler, Limits]:
+        """Import the calls after the first lease snapshot: the mount waits for the snapshot, and not for the calls."""
+        self._leases.began.wait(_FIRST_SNAPSHOT_SECONDS)
+        from bonobofs.companion.calls import LIMITS, handle_call  # noqa: PLC0415 - as the docstring says
+
+        gc.freeze()
+        return lambda maker, name, arguments, fds: handle_call(self._session, name, arguments, maker, fds), LIMITS
 
     def close_socket(self) -> None:
         """Close the guard socket. No further call is accepted."""

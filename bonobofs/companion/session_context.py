@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NewType, get_args, get
 from bonobofs.audit.reader import RecentEntries
 from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.errors import UsageError
-from bonobofs.files.file_guard import FileGuard
-from bonobofs.files.file_tools import FileTools
 from bonobofs.ipc.session_config import SessionConfig
 
 Content = NewType("Content", str)
@@ -73,6 +71,8 @@ def _check(name: str, value: Any, kind: Any) -> None:
 if TYPE_CHECKING:
     from bonobofs.companion.git_worker import GitWorker
     from bonobofs.companion.session_questions import SessionQuestions
+    from bonobofs.files.file_guard import FileGuard
+    from bonobofs.files.file_tools import FileTools
 
 
 class GrantedCheckout(NamedTuple):
@@ -127,9 +127,13 @@ class SessionContext:
     @cached_property
     def tools(self) -> FileTools:
         """The file tools of the session's role."""
+        from bonobofs.files.file_tools import FileTools  # noqa: PLC0415 - after the mount is served
+
         return FileTools(self)
 
     @cached_property
     def files(self) -> FileGuard:
         """The guarded files of the session."""
+        from bonobofs.files.file_guard import FileGuard  # noqa: PLC0415 - as above
+
         return FileGuard(self)

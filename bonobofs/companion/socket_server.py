@@ -22,10 +22,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from bonobofs.companion.remote_authorizer import PEER
-from bonobofs.errors import BonobofsError, UsageError
+from bonobofs.errors import BonobofsError, StateError, UsageError, reason
 from bonobofs.ipc.codec import encode_failure
 from bonobofs.policy.decision import Refused, as_document
 from bonobofs.state.home import GUARD_SOCKET
@@ -68,6 +68,8 @@ Impersonate = Callable[[], AbstractContextManager[object]]
 """Context in which a thread creates a file as the caller; see `MAKER` of bonobofs.files.workspace."""
 Handler = Callable[[Impersonate, str, dict[str, Any], list[int]], Any]
 """Called with the name, the arguments and the descriptors of a call, which the server closes afterwards."""
+Limits = Mapping[str, tuple[int, int]]
+"""For each name, how many calls run and how many wait at once."""
 
 
 class _Gate:
@@ -160,17 +162,13 @@ class _Connection:
 class SocketServer:
     """Listens until `close`."""
 
-    def __init__(
-        self, directory: Path, handler: Handler, limits: Mapping[str, tuple[int, int]], guest: int | None = None
-    ) -> None:
+    def __init__(self, directory: Path, load: Callable[[], tuple[Handler, Limits]], guest: int | None = None) -> None:
         """Listen in `directory`, and replace the socket of an earlier companion. OSError.
 
-        `limits` has for each name how many calls run and how many wait at once. `guest` is the uid of a further user
+        The thread that accepts calls first runs `load`. Earlier calls wait for it. `guest` is the uid of a further user
         who is accepted.
         """
         self._path: Final = directory / GUARD_SOCKET
-        self._handler: Final = handler
-        self._gates: Final = {name: _Gate(*limit) for name, limit in limits.items()}
         self._listener: Final = _listen(directory, guest)
         self._accepted_uids: Final = _accepted_uids(guest)
         self._guest: Final = guest
@@ -178,14 +176,22 @@ class SocketServer:
         self._connections: Final[set[_Connection]] = set()
         self._logged: Final[set[tuple[str, type[Exception]]]] = set()
         self._is_closing = False
-        threading.Thread(target=self._run, name="bonobofs-socket", daemon=True).start()
+        self._handler: Handler
+        self._gates: dict[str, _Gate] = {}
+        threading.Thread(target=self._run, args=(load,), name="bonobofs-socket", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening. Running calls continue."""
         self._is_closing = True
         self._path.unlink(missing_ok=True)
 
-    def _run(self) -> None:
+    def _run(self, load: Callable[[], tuple[Handler, Limits]]) -> None:
+        try:
+            self._handler, limits = load()
+            self._gates = {name: _Gate(*limit) for name, limit in limits.items()}
+        except Exception as error:  # noqa: BLE001 - as for a call: callers get an answer, and the log a record
+            self._handler = _broken(reason(error))
+            _log(f"the calls of the session cannot be loaded: {error!r:.{_MAX_LOGGED}}")
         while True:
             try:
                 end, _ = self._listener.accept()
@@ -288,15 +294,28 @@ class SocketServer:
         except (BonobofsError, OSError) as error:
             return _failure(error)
         except Exception as error:  # noqa: BLE001 - the edge at which an unknown failure becomes an answer and a record
-            self._log(name, error)
+            self._log_once(name, error)
             return _failure(error)
 
-    def _log(self, name: str, error: Exception) -> None:
+    def _log_once(self, name: str, error: Exception) -> None:
         """Log a failure, once for each name and type: callers must not fill the disk."""
         if (name, type(error)) not in self._logged:
             self._logged.add((name, type(error)))
-            sys.stderr.write(f"bonobofs: a call of {name} has failed: {error!r:.{_MAX_LOGGED}}\n")
-            sys.stderr.flush()
+            _log(f"a call of {name} has failed: {error!r:.{_MAX_LOGGED}}")
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"bonobofs: {text}\n")
+    sys.stderr.flush()
+
+
+def _broken(failure: str) -> Handler:
+    """Return a handler that reports why there are no calls."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise StateError(f"the session cannot answer calls: {failure}; repair the installation, and mount again")
+
+    return refuse
 
 
 def _refuse(end: socket.socket, error: OSError) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from bonobofs.audit.verify import verify_trail
-from bonobofs.errors import ForbiddenError, UsageError
+from bonobofs.errors import BonobofsError, ForbiddenError, UsageError
 from bonobofs.policy.decision import Code, Refused
 from bonobofs.state import leases
 from bonobofs.state.database import Database
+from bonobofs.state.home import session_directory
 from tests.guard_socket.conftest import Called, CalledMount
 from tests.support.observe import out_of_band, recorded, status, too_few_watches
 from tests.support.wait import until
@@ -23,6 +24,17 @@ from tests.support.world import OrdinaryUser, bonobofs, register
 
 def test_whoami_equals_that_of_the_mount(alice: Called) -> None:
     assert alice("whoami") == json.loads((alice.path / ".bonobofs/whoami.json").read_text())
+
+
+def test_calls_that_cannot_be_loaded_give_an_error(mounted_called: CalledMount) -> None:
+    """The mount works, the error of a call says what is missing, and so does the log."""
+    called = mounted_called(companion="tests.guard_socket.broken_companion")
+    (called.path / "file").write_text("written")
+    for _ in range(2):
+        with pytest.raises(BonobofsError, match=r"bonobofs\.companion\.calls.*mount again"):
+            called("whoami")
+    log = session_directory(called.world.home, called.world.session.session) / "server.log"
+    assert log.read_text().count("the calls of the session cannot be loaded: ModuleNotFoundError") == 1
 
 
 def test_a_file_is_written_and_removed_with_a_permit(alice: Called) -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bonobofs.ipc.client import call
+from bonobofs.state.home import inside_directory, session_directory
 from tests.support.commands import environment
+from tests.support.world import Mounted
 
 PROGRAM = """
 import json, sys
@@ -60,6 +63,18 @@ def test_mount_umount_and_why_load_no_library(home: Path, tmp_path: Path) -> Non
     for loaded in (mounted, why, status, unmounted):
         assert _third_party(loaded) == set()
     assert not {"bonobofs.session.registration", "bonobofs.state.sqlite_file", "sqlite3"} & set(why)
+
+
+def test_the_companion_loads_the_calls_after_the_mount_is_served(mounted: Mounted) -> None:
+    """A call right after the mount waits until they are loaded."""
+    world = mounted(companion="tests.mount.listing_companion")
+    inside = inside_directory(world.home, world.session.session)
+    assert call(inside, "whoami")["agent"] == world.session.agent
+    log = (session_directory(world.home, world.session.session) / "server.log").read_text()
+    loaded: list[str] = json.loads(log.splitlines()[0])
+    late = {"bonobofs.companion.calls", "bonobofs.files.file_guard", "bonobofs.beads.bd_runner", "bonobofs.agent_mail"}
+    assert not late & set(loaded)
+    assert _third_party(loaded) == {"watchdog", "logging", "tests"}
 
 
 @pytest.mark.parametrize(
