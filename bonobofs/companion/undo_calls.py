@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -44,14 +43,18 @@ def _undo(
     from bonobofs.session import undo_service  # noqa: PLC0415 - as above
 
     _record(session, "undo", path)
-    source, home, guard = session.session.source, session.home, session.guard
+    own = session.session
     selected = _selection(session, change, turn, since, path, this_session=this_session)
-    with session.change_lock, undo_service.undoing(home):
-        completed = undo_service.complete(home, source, guard, session.access_path)
-        planned = undo_service.preview(home, source, selected, session.access_path)
-        name = f"{session.session.session}-{secrets.token_hex(4)}"
-        failures = undo_service.execute(home, source, name, planned, guard, session.access_path)
-    result = undo_service.UndoResult(planned, failures, completed, session.session.session)
+    with session.change_lock:
+        result = undo_service.take_back(
+            session.home,
+            own.source,
+            selected,
+            own.session,
+            session.guard,
+            session.access_path,
+            agent=own.agent_id,
+        )
     return undo_service.as_document(result)
 
 

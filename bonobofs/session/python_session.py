@@ -134,7 +134,7 @@ def open_session(
     keeper = threading.Thread(target=_keep_synced, args=(trail, ended), name="bonobofs-trail", daemon=True)
     try:
         keeper.start()
-        _tidy(state, root, trail)
+        remove_strays(state, root, trail)
         guard = Enforcer(
             registered.policy.compiled,
             Principal(session.agent, session.agent_id, session.role),
@@ -178,7 +178,8 @@ def keeping(state: Path, session: Session, policy: dict[str, Any], enforcer: Enf
         yield
 
 
-def _tidy(state: Path, root: Path, trail: Trail) -> None:
+def remove_strays(state: Path, root: Path, trail: Trail) -> None:
+    """Remove the temporary names that ended sessions left in a source; record it in `trail`. OSError, TrailError."""
     directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         temp_cleanup.remove(directory, trail, temp_cleanup.strays_of(state, root))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +42,7 @@ _ALLOW_ALL: Final = {"default": "allow", "hidden": ["**"], "symlinks": "any", "d
 
 
 class UndoResult(NamedTuple):
-    """What an undo did, or would do."""
+    """What an undo did, or would do. The plan and the failures are also those of the undos that it has completed."""
 
     plan: Plan
     failures: list[Failure]
@@ -154,7 +155,10 @@ def preview(home: Path, source: str, selected: Selection, access_path: str = "")
     `access_path`: the path by which to open the source, by default its own.
     """
     changes = changes_of_source(home, source)
-    chosen = [change for change in changes if change in selected]
+    return _plan(home, source, [change for change in changes if change in selected], changes, access_path)
+
+
+def _plan(home: Path, source: str, chosen: list[Change], changes: list[Change], access_path: str) -> Plan:
     return plan(Path(access_path or source), chosen, Record.of(changes), images_of(home, source).has)
 
 
@@ -167,46 +171,59 @@ def undo(home: Path, source: str, selected: Selection, *, dry_run: bool = False)
         raise UsageError(f"{source} is covered by a mount; run undo in it, or unmount first: bonobofs umount {source}")
     if dry_run:
         return as_document(UndoResult(preview(home, source, selected), [], 0))
-    with undoing(home), operator_session(home, source) as (session, enforcer):
-        completed = complete(home, source, enforcer)
-        planned = preview(home, source, selected)
-        failures = execute(home, source, session.session, planned, enforcer)
-    return as_document(UndoResult(planned, failures, completed, session.session))
+    with operator_session(home, source) as (session, enforcer):
+        return as_document(take_back(home, source, selected, session.session, enforcer))
 
 
-def undoing(home: Path) -> contextlib.AbstractContextManager[int]:
+def take_back(
+    home: Path,
+    source: str,
+    selected: Selection,
+    session: str,
+    authorizer: Authorizer,
+    access_path: str = "",
+    *,
+    agent: str = "",
+) -> UndoResult:
+    """Complete the killed undos of the source, then take back the selected changes. OSError.
+
+    `session`: UUID of the session that has the changes of the undo. `access_path`: the path by which to open the
+    source. `agent`: UUID of the agent whose undo it is; "" for the operator. StateError: another's undo was killed.
+    """
+    with _undoing(home):
+        journals = UndoJournal.unfinished(home / "undo", source)
+        if agent and any(about.get("agent") != agent for _, about in journals):
+            raise StateError("another undo of this source was killed; the operator's next undo completes it")
+        failures: list[Failure] = []
+        for journal, _ in journals:
+            failures += _make(home, source, authorizer, journal, access_path)
+        changes = changes_of_source(home, source)
+        completed = {change for _, about in journals for change in about["changes"]}
+        new = [change for change in changes if change in selected and change.id not in completed]
+        planned = _plan(home, source, new, changes, access_path)
+        if planned.steps:
+            about = {"source": source, "agent": agent, "changes": [change.id for change in planned.taken_back]}
+            name = f"{session}-{secrets.token_hex(4)}"
+            journal = UndoJournal.begin(home / "undo", name, planned.steps, about)
+            failures += _make(home, source, authorizer, journal, access_path)
+    taken_back = [*planned.taken_back, *(change for change in reversed(changes) if change.id in completed)]
+    steps = [*(step for journal, _ in journals for step in journal.steps), *planned.steps]
+    return UndoResult(Plan(steps, taken_back, planned.refusals), failures, len(journals), session)
+
+
+def _undoing(home: Path) -> contextlib.AbstractContextManager[int]:
     """Hold the lock that lets one undo of a state directory run at a time."""
     (home / "undo").mkdir(mode=0o700, exist_ok=True)
     return locked(home / "undo" / "lock")
 
 
-def complete(home: Path, source: str, authorizer: Authorizer, access_path: str = "") -> int:
-    """Make the remaining steps of the killed undos of a source; return how many undos there were."""
-    journals = UndoJournal.unfinished(home / "undo", source)
-    for journal, _ in journals:
-        _make(home, source, authorizer, journal, access_path)
-    return len(journals)
-
-
-def execute(
-    home: Path, source: str, name: str, planned: Plan, authorizer: Authorizer, access_path: str = ""
-) -> list[Failure]:
-    """Make the steps of a plan. `name` is that of the journal, `access_path` the path by which to open the source."""
-    if not planned.steps:
-        return []
-    changes = [change.id for change in planned.taken_back]
-    journal = UndoJournal.begin(home / "undo", name, planned.steps, {"source": source, "changes": changes})
-    return _make(home, source, authorizer, journal, access_path)
-
-
 def _make(home: Path, source: str, authorizer: Authorizer, journal: UndoJournal, access_path: str) -> list[Failure]:
     execution = Execution(access_path or source, authorizer, images_of(home, source))
     try:
-        failures = execution.make(journal.steps, journal)
+        with journal.progress():
+            return execution.make(journal)
     finally:
         execution.close()
-    journal.end()
-    return failures
 
 
 @contextlib.contextmanager
@@ -214,7 +231,7 @@ def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforce
     """Open a session of the operator, who may change everything but the repository. StateError, TrailError."""
     from bonobofs.policy.document import PolicyDocument  # noqa: PLC0415 - `undo --dry-run` needs neither of them
     from bonobofs.policy.engine import compile_policy  # noqa: PLC0415
-    from bonobofs.session.python_session import keeping  # noqa: PLC0415
+    from bonobofs.session.python_session import keeping, remove_strays  # noqa: PLC0415
     from bonobofs.session.registration import ChosenPolicy, SessionRequest, register_session  # noqa: PLC0415
 
     document = PolicyDocument.model_validate(_ALLOW_ALL).model_dump(mode="json")
@@ -233,6 +250,7 @@ def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforce
     trail = Trail.create(trail_path(home, session.session), head_path(home, session.session), identity)
     try:
         enforcer = Enforcer(policy.compiled, Principal(session.agent, session.agent_id, session.role), trail)
+        remove_strays(home, Path(source), trail)
         with keeping(home, session, policy.plain, enforcer):
             yield session, enforcer
         enforcer.flush_all()
@@ -245,11 +263,12 @@ def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforce
 def as_document(result: UndoResult) -> dict[str, Any]:
     """Return the result as JSON data."""
     planned, failed = result.plan, {failure.change for failure in result.failures}
+    left = {failure.path for failure in result.failures}
     return {
         "taken_back": [
             {"change": change.id, "path": change.path, "operation": change.operation}
             for change in planned.taken_back
-            if change.id not in failed
+            if change.id not in failed and left.isdisjoint(change.paths)
         ],
         "conflicts": [
             {"change": refusal.change.id, "path": refusal.change.path, "reason": refusal.reason}

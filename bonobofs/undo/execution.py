@@ -1,8 +1,8 @@
 """Make the steps of an undo, through the enforcer, and journal them so that a killed undo is completed.
 
 The journal is the plan in `undo/SESSION.plan` of the state directory. `SESSION.done` has a dot for each step that
-was made, and the inode number of a file before its write in place. A step that was made without its dot is recognized
-by its result.
+has ended, before it the inode number of a file that the step writes or exchanges, and `!` with the reason in hex if the
+step has failed. A step that was made without its dot is recognized by its result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -87,6 +87,8 @@ class Execution:
         self._authorizer: Final = authorizer
         self._images: Final = images
         self._root: Final = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._may_exist = False
+        """Whether the killed undo may have created the file of the present step, without its state."""
         self._make: Final[dict[str, Callable[[UndoStep], None]]] = {
             "remove": self._remove,
             "rmdir": self._rmdir,
@@ -106,50 +108,62 @@ class Execution:
         """Close the source."""
         os.close(self._root)
 
-    def make(self, steps: Sequence[UndoStep], journal: UndoJournal) -> list[Failure]:
-        """Make the steps in order. A file whose step fails is left as it is then. Refused: the trail has the denial."""
-        failures: list[Failure] = []
-        failed: set[str] = set()
+    def make(self, journal: UndoJournal) -> list[Failure]:
+        """Make the steps of a journal in order. A file whose step fails is left as it is then.
+
+        Return all failures of the journal, also those before the undo was killed.
+        """
+        steps = journal.steps
+        failures = [Failure(steps[number].path, reason, steps[number].change) for number, reason in journal.failures]
+        failed = {failure.path for failure in failures}
         for number, step in enumerate(steps):
             if number < journal.done:
                 continue
-            if step.path in failed:
-                journal.advance()
-                continue
+            reason, self._may_exist = "", journal.is_resumed
             try:
-                if number > journal.done_at_start or not self._is_made(step):
+                if step.path not in failed and not self._is_made(step, journal):
                     self._prepare(step, journal)
                     self._make[step.do](step)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise
+                reason = error.strerror or str(error)
                 failed.add(step.path)
-                failures.append(Failure(step.path, error.strerror or str(error), step.change))
-            journal.advance()
+                failures.append(Failure(step.path, reason, step.change))
+            journal.advance(reason)
         syscalls.syncfs(self._root)
         return failures
 
     def _prepare(self, step: UndoStep, journal: UndoJournal) -> None:
-        """Note a write in place. ESTALE: the file is neither as it was for the plan nor half written by it."""
+        """Note the inode at the path. ESTALE: the file is neither as it was for the plan nor half written by it."""
         st = self._stat(step.path)
-        if step.do == "put" and st is not None and journal.is_begun(st.st_ino):
+        if st is not None and step.do == "put" and st.st_nlink > 1 and journal.begun == st.st_ino:
             return
         if step.expected is not None and (st is None or [st.st_size, st.st_mtime_ns] != step.expected):
             raise OSError(errno.ESTALE, "the file was changed while it was taken back")
-        if step.do == "put" and st is not None and st.st_nlink > 1:
-            journal.note_write(st.st_ino)
+        if st is not None and step.do in ("put", "exchange"):
+            journal.note_inode(st.st_ino)
 
-    def _is_made(self, step: UndoStep) -> bool:
-        """Return whether a step that the journal does not know was made."""
+    def _is_made(self, step: UndoStep, journal: UndoJournal) -> bool:
+        """Return whether the killed undo made a step without its dot."""
+        if not journal.is_resumed:
+            return False
         st = self._stat(step.path)
         arguments = step.arguments
         if step.do in ("remove", "rmdir"):
             return st is None
-        if step.do in ("rename", "exchange"):
+        if step.do == "rename":
             return st is None and self._stat(arguments["to"]) is not None
+        if step.do == "exchange":
+            other = self._stat(arguments["to"])
+            return other is not None and other.st_ino == journal.begun
         if step.do == "put":
-            return st is not None and (st.st_size, st.st_mtime_ns) == (arguments["size"], arguments["mtime"])
-        return st is not None and step.do in ("mkdir", "link", "symlink")
+            if st is None or (st.st_ino == journal.begun and st.st_nlink == 1):
+                return False
+            return (st.st_size, st.st_mtime_ns) == (arguments["size"], arguments["mtime"])
+        if step.do == "times":
+            return st is not None and st.st_mtime_ns == arguments["mtime"]
+        return st is not None and step.do == "link"
 
     def _stat(self, path: str) -> os.stat_result | None:
         try:
@@ -200,7 +214,8 @@ class Execution:
     def _mkdir(self, step: UndoStep) -> None:
         arguments = step.arguments
         with self._change(Operation.MKDIR, step, Kind.DIRECTORY, Context()) as (_, directory, name):
-            os.mkdir(name, 0o700, dir_fd=directory)
+            with suppress(FileExistsError) if self._may_exist else nullcontext():
+                os.mkdir(name, 0o700, dir_fd=directory)
             made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             try:
                 _set_xattrs(made, arguments["xattrs"])
@@ -296,7 +311,8 @@ class Execution:
         target, mtime = step.arguments["target"], step.arguments["mtime"]
         context = Context(target=target)
         with self._change(Operation.SYMLINK, step, Kind.SYMLINK, context, {"target": target}) as (_, directory, name):
-            os.symlink(target, name, dir_fd=directory)
+            with suppress(FileExistsError) if self._may_exist else nullcontext():
+                os.symlink(target, name, dir_fd=directory)
             if os.geteuid() == 0:
                 os.chown(name, step.arguments["uid"], step.arguments["gid"], dir_fd=directory, follow_symlinks=False)
             os.utime(name, ns=(mtime, mtime), dir_fd=directory, follow_symlinks=False)
@@ -339,14 +355,22 @@ class Execution:
 class UndoJournal:
     """The steps of one undo, and how many of them were made."""
 
-    def __init__(self, directory: Path, name: str, steps: Sequence[UndoStep], progress: bytes = b"") -> None:
+    def __init__(self, directory: Path, name: str, steps: Sequence[UndoStep], progress: bytes | None = None) -> None:
+        """`progress`: the content of `SESSION.done`; None: the undo is new."""
         self._plan: Final = directory / f"{name}.plan"
         self._done: Final = directory / f"{name}.done"
         self.steps: Final = steps
-        self.done_at_start: Final = progress.count(b".")
-        self.done = self.done_at_start
-        """Number of steps that were made."""
-        self._begun: Final = progress.rpartition(b".")[2]
+        *ended, begun = (progress or b"").split(b".")
+        self._resumes_at: Final = -1 if progress is None else len(ended)
+        self.done = len(ended)
+        """Number of steps that have ended."""
+        self.failures: Final = [
+            (number, bytes.fromhex(text.partition(b"!")[2].decode()).decode())
+            for number, text in enumerate(ended)
+            if b"!" in text
+        ]
+        """Numbers of the steps that failed before the undo was killed, with the reasons."""
+        self._begun: Final = int((begun.split() or [b"0"])[-1])
         self._descriptor = -1
 
     @classmethod
@@ -356,7 +380,6 @@ class UndoJournal:
         journal = cls(directory, name, steps)
         document = {**about, "steps": [step.document() for step in steps]}
         write_text(journal._plan, json.dumps(document))
-        journal._open()
         return journal
 
     @classmethod
@@ -374,32 +397,38 @@ class UndoJournal:
             if document.get("source") != source:
                 continue
             done = plan.with_suffix(".done")
-            journal = cls(directory, plan.stem, steps, done.read_bytes() if done.exists() else b"")
-            journal._open()
-            found.append((journal, document))
+            found.append((cls(directory, plan.stem, steps, done.read_bytes() if done.exists() else b""), document))
         return found
 
-    def _open(self) -> None:
+    @contextmanager
+    def progress(self) -> Iterator[None]:
+        """Open the journal for the notes of its steps. Remove it at the end: every step was made, or has failed."""
         self._descriptor = os.open(self._done, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-    def advance(self) -> None:
-        """Note that the next step was made."""
-        os.write(self._descriptor, b".")
-        self.done += 1
-
-    def is_begun(self, ino: int) -> bool:
-        """Return whether the killed undo had begun, as the next step, to write this inode in place."""
-        return self.done == self.done_at_start and self._begun == b"%d" % ino
-
-    def note_write(self, ino: int) -> None:
-        """Note that the next step writes this inode in place."""
-        os.write(self._descriptor, b"%d" % ino)
-
-    def end(self) -> None:
-        """Remove the journal: every step was made, or has failed."""
-        os.close(self._descriptor)
+        try:
+            yield
+        finally:
+            os.close(self._descriptor)
         for path in (self._plan, self._done):
             path.unlink(missing_ok=True)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the killed undo may have made the next step."""
+        return self.done == self._resumes_at
+
+    @property
+    def begun(self) -> int:
+        """The inode number that the killed undo noted for the next step; 0: none."""
+        return self._begun if self.is_resumed else 0
+
+    def note_inode(self, ino: int) -> None:
+        """Note the inode that the next step writes or exchanges."""
+        os.write(self._descriptor, b"%d " % ino)
+
+    def advance(self, failure: str = "") -> None:
+        """Note that the next step was made, or why it failed."""
+        os.write(self._descriptor, b"!%s." % failure.encode().hex().encode() if failure else b".")
+        self.done += 1
 
 
 def _contents(pack: Path) -> Iterator[tuple[int, tuple[int, int, int]]]:

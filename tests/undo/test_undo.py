@@ -237,13 +237,69 @@ def test_a_killed_undo_is_completed_by_the_next_call(own_place: MakePlace, tmp_p
         echo x > added
         """,
     )
-    assert state_of(place.source) != before
+    changed = state_of(place.source)
+    assert changed != before
     calls = "renameat,renameat2,linkat,unlinkat,symlinkat,mkdirat,pwrite64,?fchmodat,utimensat"
     inject = f"inject={calls}:signal=KILL:when={when}"
     _kill_undo(place, "-e", f"trace={calls}", "-e", inject)
-    bonobofs("undo", "--agent", "alice", "--path", place.source)
+    made = undo(place, agent="alice", dry_run=True) if state_of(place.source) == changed else None
+    result = undo(place, agent="alice")
     assert state_of(place.source) == before
+    assert (result["conflicts"], result["failures"]) == ([], [])
+    assert made is None or made["taken_back"] == result["taken_back"]
+    assert {each["path"] for each in result["taken_back"]} >= {"build.log", "link", "notes.txt", "added"}
     assert bonobofs("audit", "verify").returncode == 0
+
+
+@pytest.mark.root
+def test_a_resumed_undo_reports_what_failed_before_the_kill(own_place: MakePlace, tmp_path: Path) -> None:
+    """A step failed, then the undo was killed: the next call completes the rest and lists both."""
+    source = _source(tmp_path)
+    before = state_of(source)
+    place = own_place()
+    _shell(place, "rm build.log; echo x > added; rm src/app.py")
+    faults = ("-e", "inject=unlinkat:error=EIO", "-e", "inject=renameat2:signal=KILL:when=2")
+    _kill_undo(place, "-P", str(source), "-P", str(source / "src"), "-e", "trace=unlinkat,renameat2", *faults)
+    result = undo(place, agent="alice")
+    assert result["completed"] == 1
+    assert [failure["path"] for failure in result["failures"]] == ["added"]
+    assert [each["path"] for each in result["taken_back"]] == ["src/app.py", "build.log"]
+    assert result["conflicts"] == []
+    (source / "added").unlink()
+    assert state_of(source) == before
+
+
+@pytest.mark.root
+def test_a_resumed_undo_reports_a_file_that_changed_after_the_kill(own_place: MakePlace, tmp_path: Path) -> None:
+    """The other files are taken back, and what the same call selects beyond the killed undo."""
+    source = _source(tmp_path)
+    place = own_place()
+    _shell(place, "echo two > src/app.py; rm build.log")
+    _kill_undo(place, "-P", str(source), "-e", "trace=renameat2", "-e", "inject=renameat2:signal=KILL")
+    (source / "src/app.py").write_text("mine, and longer\n")
+    _shell(place, "rm same.txt")
+    result = undo(place, agent="alice")
+    assert [failure["path"] for failure in result["failures"]] == ["src/app.py"]
+    assert [each["path"] for each in result["taken_back"]] == ["same.txt", "build.log"]
+    assert (source / "src/app.py").read_text() == "mine, and longer\n"
+    assert (source / "notes.txt").stat().st_nlink == 2
+
+
+@pytest.mark.root
+def test_an_agent_leaves_the_killed_undo_of_the_operator(own_place: MakePlace, tmp_path: Path) -> None:
+    """Its policy may refuse steps of the operator's undo, so the agent's call is refused, and names the remedy."""
+    source = _source(tmp_path)
+    before = state_of(source)
+    place = own_place(policy='default = "allow"\n[role.agent]\nwrite = ["**"]\ntools = ["undo"]\n')
+    _shell(place, "echo two > src/app.py; rm build.log")
+    _kill_undo(place, "-P", str(source), "-e", "trace=renameat2", "-e", "inject=renameat2:signal=KILL")
+    half = state_of(source)
+    refused = bonobofs("undo", "--turn", "last", cwd=place.path)
+    assert refused.returncode != 0
+    assert "the operator's next undo completes it" in refused.stderr
+    assert state_of(source) == half
+    assert undo(place, agent="alice")["completed"] == 1
+    assert state_of(source) == before
 
 
 @pytest.mark.root
