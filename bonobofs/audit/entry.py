@@ -60,6 +60,9 @@ UNDO: Final = "undo"
 """Key in the details of an intent of an undo: name of the change that it takes back."""
 NOT_KEPT: Final = "not_kept"
 """Key in the details of an outcome: why the old content was not kept."""
+LOSS: Final = "content_lost"
+"""Operation of the event that the old content of an earlier change is not kept after all. Its details have the number
+of the intent as `change`, and NOT_KEPT."""
 OLD_TARGET: Final = "old_target"
 """Key in the details of an intent: text of the symlink that the change removes."""
 XATTRS: Final = "xattrs"
@@ -175,14 +178,14 @@ def instant(moment: datetime) -> str:
     return aware.astimezone(UTC).isoformat(timespec="microseconds")
 
 
-def state_text(st: os.stat_result, hidden: int = 0) -> str:
+def state_text(st: os.stat_result, links: int | None = None) -> str:
     """Format what the record keeps of a file: mode, uid, gid, mtime, size, inode, links, ctime.
 
-    `hidden`: the number of links that are in the store.
+    `links`: the number of names outside the store; None: all.
     """
     return (
-        f"{st.st_mode} {st.st_uid} {st.st_gid} {st.st_mtime_ns} {st.st_size} {st.st_ino} {st.st_nlink - hidden} "
-        f"{st.st_ctime_ns}"
+        f"{st.st_mode} {st.st_uid} {st.st_gid} {st.st_mtime_ns} {st.st_size} {st.st_ino} "
+        f"{st.st_nlink if links is None else links} {st.st_ctime_ns}"
     )
 
 

@@ -96,7 +96,13 @@ class Node:
         self.batch: WriteBatch | None = None
         self.fingerprint = UNKNOWN
         self.kept = 0
+        """Number of the linked pre-image that is this inode, which then has no other name; below 0: a thread copies it.
+        """
         self.kept_turn = -1
+
+    def shown_links(self, st: os.stat_result) -> int:
+        """Return the number of names in the mount. An expiry may have removed that in the store."""
+        return max(st.st_nlink - 1, 0) if self.kept else st.st_nlink
 
 
 class InodeTable:

@@ -351,7 +351,7 @@ class MountContext:
 
     def _overlay_attr(self, node: Node, st: os.stat_result) -> bytes:
         if node.kept:
-            return p.with_links(p.pack_attr(st), st.st_nlink - 1)
+            return p.with_links(p.pack_attr(st), node.shown_links(st))
         if self.temp_files.directories and (names := self.temp_files.names(node)):
             return p.with_links(p.pack_attr(st), st.st_nlink + names)
         if node.is_dir and self.overlay.directories and (dressed := self.attribute_node(node)) is not node:
@@ -397,7 +397,7 @@ class MountContext:
         A hard link may have names under several rules. The engine decides the change for each known name. Names that
         are unknown, or no longer lead to the file, count as not permitted.
         """
-        links = st.st_nlink - (node.kept > 0)
+        links = node.shown_links(st)
         if links < 2 and (node.parent is not None or node.layer is not Layer.SOURCE):
             return context
         if st.st_nlink > MOST_NAMES:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from bonobofs.audit.entry import AFTER, BEFORE, NEW_VALUE, NOT_KEPT, OLD_VALUE, REPLACED, state_text
+from bonobofs.audit.entry import AFTER, BEFORE, LOSS, NEW_VALUE, NOT_KEPT, OLD_VALUE, REPLACED, state_text
 from bonobofs.enforcement.authorizer import Admission
+from bonobofs.errors import TrailError
 from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.fd_cache import R, W, duplicates
 from bonobofs.fuse.inode_table import UNKNOWN, Node
@@ -56,7 +57,7 @@ class PreimageOps:
 
     def state(self, node: Node | None, st: os.stat_result) -> str:
         """Return the state of a file for the record. A name in the store does not count."""
-        return state_text(st, 1 if node is not None and node.kept else 0)
+        return state_text(st, st.st_nlink if node is None else node.shown_links(st))
 
     def before_removal(self, directory: int, name: bytes, st: os.stat_result) -> Details | None:
         """Return the details of an intent to remove a name of the source."""
@@ -134,7 +135,7 @@ class PreimageOps:
         if not reason and store.take(admission.seq, directory, name, permit):
             self._note_linked(store, admission, st, node)
             return
-        self._copy_before_loss(store, admission, st, directory, name, reason)
+        self._copy_before_loss(store, admission, st, node, directory, name, reason)
         layer.unlink(directory, name, permit)
 
     def replace(
@@ -153,7 +154,7 @@ class PreimageOps:
             if not reason and store.link(admission.seq, directory, name):
                 self._note_linked(store, admission, st, node)
             else:
-                self._copy_before_loss(store, admission, st, directory, name, reason)
+                self._copy_before_loss(store, admission, st, node, directory, name, reason)
         try:
             rename()
         except OSError:
@@ -177,6 +178,7 @@ class PreimageOps:
         store: PreimageStore,
         admission: Admission,
         st: os.stat_result,
+        node: Node | None,
         directory: int,
         name: bytes,
         reason: str,
@@ -190,6 +192,8 @@ class PreimageOps:
                 store.count(st)
                 if st.st_size > COPIED_AT_ONCE:
                     store.copy_later(admission.seq, fd, st)
+                    if node is not None:
+                        node.kept = -admission.seq
                 else:
                     reason = store.copy(admission.seq, fd, st)
                     os.close(fd)
@@ -199,13 +203,61 @@ class PreimageOps:
     # -- content
 
     def detach(self, node: Node) -> None:
-        """Copy the pre-image of a removed file that is still open, because its content will change."""
-        number, node.kept = node.kept, 0
-        if self.store is None:
+        """Copy the pre-image of a removed file that is still open, because its content will change.
+
+        Busy: a thread copies it first, because it is large. If there is no copy, the trail says why.
+        """
+        number, store = node.kept, self.store
+        assert store is not None
+        if number < 0:
+            if store.is_copying:
+                raise Busy(self._wait_for_copies(store, node))
+            node.kept = 0
             return
-        fd = node.store.file(node, R | W)  # the write will need it
-        self.store.replace(number, fd, os.fstat(fd))
-        node.fingerprint = fingerprint_of(os.fstat(fd))
+        reason = UNREADABLE
+        with suppress(OSError):
+            fd = node.store.file(node, R | W)  # the write will need it
+            st = os.fstat(fd)
+            reason = store.refusal_of_copy(st) if st.st_nlink else ""  # 0: it has expired
+            if st.st_nlink and not reason:
+                if st.st_size > COPIED_AT_ONCE:
+                    raise Busy(self._detach_in_thread(store, node, st))
+                reason = store.replace(number, fd, st)
+        self._note_detached(store, node, reason)
+
+    def _detach_in_thread(self, store: PreimageStore, node: Node, st: os.stat_result) -> Steps:
+        number = node.kept
+        reason = yield from self._copy_in_thread(node, lambda fd: store.replace(number, fd, st))
+        self._note_detached(store, node, reason)
+        return b""
+
+    def _note_detached(self, store: PreimageStore, node: Node, reason: str) -> None:
+        """Note that the inode of a node is no longer a pre-image; a `reason` says why no copy is."""
+        if reason:
+            store.drop(node.kept)
+            store.losses.append((node.kept, reason))
+            with suppress(TrailError):  # then the change is refused
+                self.record_losses()
+        node.kept = 0
+        with suppress(OSError):
+            node.fingerprint = fingerprint_of(os.fstat(node.store.file(node, W)))
+
+    def _wait_for_copies(self, store: PreimageStore, node: Node) -> Steps:
+        yield from self._mount.make_in_thread(node, store.wait_for_copies)
+        return b""
+
+    def record_losses(self) -> None:
+        """Record which contents could not be copied after their changes. TrailError."""
+        while self.store is not None and self.store.losses:
+            number, reason = self.store.losses[0]
+            self._mount.enforcer.trail.event(LOSS, {"change": number, NOT_KEPT: reason})
+            self.store.losses.popleft()
+
+    def end(self) -> None:
+        """Wait for the copies, and record losses. TrailError."""
+        if self.store is not None:
+            self.store.wait_for_copies()
+            self.record_losses()
 
     def keep_content(self, node: Node, number: int, st: os.stat_result) -> str:
         """Keep the content of a file before its first change in this turn. Return why it was not kept, or "".
@@ -222,7 +274,7 @@ class PreimageOps:
             fd = node.store.file(node, R | W)
         except OSError:
             return UNREADABLE
-        if st.st_size > COPIED_AT_ONCE and not store.clones:
+        if st.st_size > COPIED_AT_ONCE:  # a clone, too, first writes what is dirty to the disk
             node.kept_turn = -1
             raise Busy(self._copy_first(store, node, number, st))
         store.count(st)
@@ -238,17 +290,13 @@ class PreimageOps:
         reason = store.refusal(st)
         if not reason:
             store.count(st)
-            try:
-                with duplicates(node.store.file(node, R | W)) as (fd,):
-                    reason = yield from self._mount.make_in_thread(node, lambda: store.copy(admission.seq, fd, st))
-            except PermissionError:
-                reason = UNREADABLE
+            reason = yield from self._copy_in_thread(node, lambda fd: store.copy(admission.seq, fd, st))
         if reason:
             admission.details = {**(admission.details or {}), NOT_KEPT: reason}
 
     def bytes_to_copy(self, node: Node, st: os.stat_result) -> int:
         """Return how many bytes the next change of the content copies first."""
-        if self.store is None or node.layer is not Layer.SOURCE or self.store.clones:
+        if self.store is None or node.layer is not Layer.SOURCE:
             return 0
         if node.kept_turn == self._mount.enforcer.trail.turn:
             return 0
@@ -266,9 +314,14 @@ class PreimageOps:
     def _copy_first(self, store: PreimageStore, node: Node, number: int, st: os.stat_result) -> Steps:
         store.count(st)
         batch = node.batch
-        with duplicates(node.store.file(node, R | W)) as (fd,):
-            reason = yield from self._mount.make_in_thread(node, lambda: store.copy(number, fd, st))
+        reason = yield from self._copy_in_thread(node, lambda fd: store.copy(number, fd, st))
         if batch is not None:
             batch.not_kept = reason
         node.kept_turn = self._mount.enforcer.trail.turn
         return b""
+
+    def _copy_in_thread(self, node: Node, copy: Callable[[int], str]) -> Generator[LongCall[Any], None, str]:
+        """Call `copy` in a thread with a descriptor of the file. Return why the content was not kept, or ""."""
+        with suppress(OSError), duplicates(node.store.file(node, R | W)) as (fd,):
+            return (yield from self._mount.make_in_thread(node, lambda: copy(fd)))
+        return UNREADABLE

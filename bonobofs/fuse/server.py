@@ -334,6 +334,7 @@ class MountServer:
     def _settle_quiet(self, now: float) -> bool:
         """Record the outcomes of idle writes; after SIGUSR1, of all writes. True: there are more."""
         try:
+            self._operations.mount.preimages.record_losses()
             if not self._settle_requested:
                 return self._enforcer.flush_idle(now)
             self._settle()
@@ -395,6 +396,7 @@ class MountServer:
     def _end_trail(self) -> None:
         self._synced.set()
         try:
+            self._operations.mount.preimages.end()
             self._enforcer.flush_all()
             self._trail.close()
         except TrailError as error:

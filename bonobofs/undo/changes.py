@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-from bonobofs.audit.entry import AFTER, BEFORE, LAYER, NOT_KEPT, REPLACED, TURN, UNDO, AuditEntry
+from bonobofs.audit.entry import AFTER, BEFORE, LAYER, LOSS, NOT_KEPT, REPLACED, TURN, UNDO, AuditEntry
 from bonobofs.audit.reader import entries_from
 from bonobofs.audit.trail_storage import stat_trail
 from bonobofs.errors import UsageError
@@ -56,6 +56,8 @@ class Change(NamedTuple):
     turn: int
     """`seq` of the entry that began its turn; 0: none."""
     turn_name: str = ""
+    loss: str = ""
+    """Why the kept content was lost later; "" if it was not."""
 
     @property
     def id(self) -> str:
@@ -105,7 +107,7 @@ class Change(NamedTuple):
     @property
     def not_kept(self) -> str:
         """Why the old content was not kept; "" if it was, or there was none."""
-        return "" if self.outcome is None else str(self.outcome.details.get(NOT_KEPT, ""))
+        return self.loss or ("" if self.outcome is None else str(self.outcome.details.get(NOT_KEPT, "")))
 
     @property
     def paths(self) -> list[str]:
@@ -173,28 +175,34 @@ class Selection(NamedTuple):
         )
 
 
-def changes_of(trail: Path) -> Iterator[Change]:
-    """Yield the intents of a trail with their outcomes, in the order of their ends. OSError.
+def changes_of(trail: Path) -> list[Change]:
+    """Return the intents of a trail with their outcomes, in the order of their ends. OSError.
 
     Intents without an outcome come last. Events, alerts and counted denials are left out.
     """
+    ended: list[Change] = []
     open_intents: dict[int, Change] = {}
+    losses: dict[object, object] = {}
     turn, name = 0, ""
     for _, entry in entries_from(trail, 0):
         if entry.kind == "intent":
             change = Change(entry, None, turn, name)
             if entry.result == "denied":
-                yield change
+                ended.append(change)
             else:
                 open_intents[entry.seq] = change
         elif entry.kind == "outcome":
             number = entry.details.get("intent")
             intent = open_intents.pop(number, None) if isinstance(number, int) else None
             if intent is not None:
-                yield intent._replace(outcome=entry)
+                ended.append(intent._replace(outcome=entry))
         elif entry.operation == TURN:
             turn, name = entry.seq, str(entry.details.get("name", ""))
-    yield from open_intents.values()
+        elif entry.operation == LOSS:
+            losses[entry.details.get("change")] = entry.details.get(NOT_KEPT)
+    if losses:
+        ended = [change._replace(loss=str(losses.get(change.entry.seq, ""))) for change in ended]
+    return [*ended, *open_intents.values()]
 
 
 class Restoration(NamedTuple):

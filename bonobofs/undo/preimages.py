@@ -16,6 +16,7 @@ import stat
 import struct
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import inf
@@ -53,6 +54,7 @@ LONGEST_XATTR: Final = 4096
 TOO_LARGE: Final = "the file is larger than max_file"
 FULL: Final = "the store has max_total bytes"
 NO_ROOM: Final = "the disk of the store is nearly full"
+TOO_LONG: Final = "the copy would delay the mount"
 UNREADABLE: Final = "the file cannot be read"
 
 
@@ -100,9 +102,11 @@ class PreimageStore:
         self._unsynced: Final[dict[int, int]] = {}
         """Numbers of the copies that are not on the disk, by inode number of the source's file."""
         self._is_synced = True
-        self.clones = True
+        self._clones = True
         self._pack = -1
         self._copying: queue.Queue[tuple[int, int, int]] | None = None
+        self.losses: Final[deque[tuple[int, str]]] = deque()
+        """Numbers of the contents that were not kept after all, with the reasons, until the trail has them."""
 
     def refusal(self, st: os.stat_result) -> str:
         """Return why the content of a file is not kept, or "".
@@ -116,6 +120,10 @@ class PreimageStore:
                 self._full_at = now
                 self.on_full(st.st_size)
             return FULL
+        return self.refusal_of_copy(st)
+
+    def refusal_of_copy(self, st: os.stat_result) -> str:
+        """Return why a counted file is not copied, or ""."""
         if (now := monotonic()) - self._room_read_at >= _SECONDS_OF_ROOM:
             self._room_read_at = now
             self._room = _free_room(self._directory)
@@ -211,27 +219,41 @@ class PreimageStore:
         while True:
             number, fd, size = waiting.get()
             # The name appears when the copy is complete: a killed process leaves no half of a pre-image.
-            with suppress(OSError):
+            try:
                 copy = os.open(b".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
                 try:
                     self._fill(copy, fd, size)
                     os.link(f"/proc/self/fd/{copy}", b"%d" % number, dst_dir_fd=self._directory, follow_symlinks=True)
                 finally:
                     os.close(copy)
+            except OSError as error:
+                self.losses.append((number, _reason(error)))
             os.close(fd)
             waiting.task_done()
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether the thread of `copy_later` has work."""
+        return self._copying is not None and self._copying.unfinished_tasks > 0
+
+    def wait_for_copies(self) -> None:
+        """Return when the thread of `copy_later` has no work. Any thread."""
+        if self._copying is not None:
+            self._copying.join()
 
     def replace(self, number: int, fd: int, st: os.stat_result) -> str:
         """Replace a linked file by a copy of its present content, because the file will be written.
 
-        Return why the copy was not made, or "". Then the pre-image is removed.
+        Return why the copy was not made, or "".
         """
         name = b"%d.copy" % number
         reason = self.copy(number, fd, st, name=name)
-        if reason:
-            self.drop(number)
-        else:
-            os.rename(name, b"%d" % number, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        if not reason:
+            try:
+                os.rename(name, b"%d" % number, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+            except OSError as error:
+                return _reason(error)
+            self._room -= st.st_size
         return reason
 
     def sync(self, ino: int) -> None:
@@ -240,8 +262,7 @@ class PreimageStore:
             return
         number = self._unsynced.pop(ino, None)
         if number is not None:
-            if self._copying is not None:
-                self._copying.join()
+            self.wait_for_copies()
             with suppress(OSError):  # it was never complete, or was removed
                 name = PACK.encode() if number == _IN_PACK else b"%d" % number
                 fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)
@@ -257,11 +278,11 @@ class PreimageStore:
         for name in os.listxattr(fd):
             with suppress(OSError):  # this file system may not support it
                 os.setxattr(copy, name, os.getxattr(fd, name))
-        if self.clones:
+        if self._clones:
             try:
                 fcntl.ioctl(copy, _FICLONE, fd)
             except OSError as error:
-                self.clones = error.errno not in (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL)
+                self._clones = error.errno not in (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL)
             else:
                 return
         at = 0
@@ -305,7 +326,7 @@ class PathKeeper:
     """Keeps the pre-images of changes that a guard makes by path (`enforcement.authorizer.Keeper`)."""
 
     def __init__(self, root: int, store: PreimageStore, note_linked: Callable[[int, int], None] | None = None) -> None:
-        """`root`: descriptor of the source. `note_linked` gets inode number and number of a linked pre-image."""
+        """`root`: descriptor of the source. `note_linked` gets inode number and number of a pre-image: `Node.kept`."""
         self._root: Final = root
         self._store: Final = store
         self._note_linked: Final = note_linked
@@ -335,13 +356,20 @@ class PathKeeper:
         reason = self._store.refusal(st)
         if reason:
             return reason
-        self._store.count(st)
         if loses_name and self._store.link(number, directory, name):
+            self._store.count(st)
             self._linked[number] = st.st_ino
             if self._note_linked is not None:
                 self._note_linked(st.st_ino, number)
             return ""
+        if st.st_size > COPIED_AT_ONCE and self._note_linked is not None and not loses_name:
+            return TOO_LONG
+        self._store.count(st)
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        if st.st_size > COPIED_AT_ONCE and self._note_linked is not None:
+            self._store.copy_later(number, fd, st)
+            self._note_linked(st.st_ino, -number)
+            return ""
         try:
             return self._store.copy(number, fd, st)
         finally:

@@ -1,0 +1,148 @@
+"""A file that is removed while it is open, and then written: its old content is copied, or the record says why not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bonobofs.session.undo_service import expire_images
+from tests.support.mount_fixtures import MakePlace, Place
+from tests.support.source_state import state_of, undo
+from tests.support.wait import until
+
+pytestmark = pytest.mark.root
+_LARGE = 40 << 20
+
+
+@contextmanager
+def _small_disk(path: Path, megabytes: int) -> Iterator[Path]:
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+@contextmanager
+def _traced(place: Place, log: Path, *options: str) -> Iterator[None]:
+    """Trace the threads of the server."""
+    pid = place.session.pid
+    command = ["strace", "-f", "-qq", "-s", "0", "-o", str(log), *options, "-p", str(pid)]
+    with subprocess.Popen(command) as tracer:
+        tasks = Path(f"/proc/{pid}/task")
+        until(
+            lambda: all("TracerPid:\t0\n" not in (task / "status").read_text() for task in tasks.iterdir()),
+            "strace traces all threads",
+        )
+        yield
+        tracer.terminate()
+
+
+def _threads_of(log: Path, call: str) -> set[int]:
+    return {int(line.split()[0]) for line in log.read_text().splitlines() if call in line}
+
+
+def test_a_large_removed_file_is_copied_by_a_thread(own_place: MakePlace, tmp_path: Path) -> None:
+    """The server thread serves other requests meanwhile. A write then does not reach the pre-image."""
+    place = own_place()
+    (place.source / "large").write_bytes(b"x" * _LARGE)
+    before, log = state_of(place.source), tmp_path / "log"
+    with (place.path / "large").open("r+b") as file, _traced(place, log, "-e", "trace=sendfile,ioctl"):
+        (place.path / "large").unlink()
+        file.write(b"new")
+        file.flush()
+        assert os.fstat(file.fileno()).st_nlink == 0
+    assert _threads_of(log, "sendfile") | _threads_of(log, "FICLONE")
+    assert place.session.pid not in _threads_of(log, "sendfile") | _threads_of(log, "FICLONE")
+    assert undo(place, agent="alice")["conflicts"] == []
+    assert state_of(place.source) == before
+
+
+def test_the_first_large_overwrite_is_cloned_by_a_thread(own_place: MakePlace, tmp_path: Path) -> None:
+    """A clone first writes the file's dirty pages to the disk, so that it may take as long as a copy."""
+    place = own_place()
+    (place.source / "large").write_bytes(b"x" * _LARGE)
+    before, log = state_of(place.source), tmp_path / "log"
+    with _traced(place, log, "-e", "trace=sendfile,ioctl"), (place.path / "large").open("r+b") as file:
+        file.write(b"new")
+    assert _threads_of(log, "FICLONE")
+    assert place.session.pid not in _threads_of(log, "sendfile") | _threads_of(log, "FICLONE")
+    assert undo(place, agent="alice")["conflicts"] == []
+    assert state_of(place.source) == before
+
+
+def test_a_copy_without_room_is_recorded(own_place: MakePlace, tmp_path: Path) -> None:
+    """The disk is nearly full when the removed file is written. The write succeeds, and the undo repeats the reason."""
+    with _small_disk(tmp_path / "source", 64) as source:
+        (source / ".bonobofs").mkdir(mode=0o700)
+        (source / "large").write_bytes(b"x" * (8 << 20))
+        place = own_place(source=source)
+        with (place.path / "large").open("r+b") as file:
+            (place.path / "large").unlink()
+            free = os.statvfs(source)
+            (source / "filler").write_bytes(bytes(free.f_bavail * free.f_frsize - (4 << 20)))
+            began = time.monotonic()
+            until(lambda: time.monotonic() - began > 1.1, "the store reads the free space again")
+            file.write(b"new")
+            file.flush()
+            assert os.pread(file.fileno(), 4, 0) == b"newx"
+        (loss,) = [entry for entry in place.entries() if entry.operation == "content_lost"]
+        assert loss.details["not_kept"] == "the disk of the store is nearly full"
+        (conflict,) = undo(place, path="large")["conflicts"]
+        assert conflict["reason"] == "the disk of the store is nearly full"
+        assert place.umount().closed
+
+
+def test_an_expired_file_that_is_open_has_no_name(own_place: MakePlace) -> None:
+    """The expiry has removed its link in the store: the file has 0 links, and a write does not fill the store again."""
+    place = own_place()
+    (place.source / "file").write_bytes(b"x" * 1000)
+    (place.home / "policy.toml").write_text('default = "allow"\n[undo]\nmax_total = "1B"\n')
+    with (place.path / "file").open("r+b") as file:
+        (place.path / "file").unlink()
+        store = place.home / "undo" / place.session.session
+        assert len(os.listdir(store)) == 1
+        expire_images(place.home)
+        assert os.listdir(store) == []
+        os.utime(file.fileno(), ns=(1, 1))  # the kernel asks for the attributes again
+        assert os.fstat(file.fileno()).st_nlink == 0
+        file.write(b"new")
+        file.flush()
+        assert os.fstat(file.fileno()).st_nlink == 0
+    assert os.listdir(store) == []
+    assert not [entry for entry in place.entries() if " -1 " in entry.details.get("before", "")]
+
+
+def test_a_write_waits_for_the_copy_of_a_removed_file(own_place: MakePlace, tmp_path: Path) -> None:
+    """The store is on another disk, and a thread copies the file after its removal."""
+    with _small_disk(tmp_path / "source", 64) as source:
+        (source / "large").write_bytes(b"x" * (8 << 20))
+        before, place = state_of(source), own_place(source=source)
+        slow = ("-e", "trace=sendfile", "-e", "inject=sendfile:delay_enter=500000")
+        with (place.path / "large").open("r+b") as file, _traced(place, tmp_path / "log", *slow):
+            (place.path / "large").unlink()
+            file.write(b"new")
+            file.flush()
+        assert undo(place, agent="alice")["conflicts"] == []
+        assert state_of(source) == before
+        assert place.umount().closed
+
+
+def test_the_end_of_a_mount_waits_for_the_copy_of_a_removed_file(own_place: MakePlace, tmp_path: Path) -> None:
+    """The content is in the store when `umount` returns."""
+    with _small_disk(tmp_path / "source", 64) as source:
+        (source / "large").write_bytes(b"x" * (8 << 20))
+        before, place = state_of(source), own_place(source=source)
+        slow = ("-e", "trace=sendfile", "-e", "inject=sendfile:delay_enter=500000")
+        with _traced(place, tmp_path / "log", *slow):
+            (place.path / "large").unlink()
+            assert place.umount().closed
+        assert undo(place, agent="alice")["conflicts"] == []
+        assert state_of(source) == before
