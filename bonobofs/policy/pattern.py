@@ -31,6 +31,10 @@ _CONTROL: Final = re.compile("[\x00-\x1f\x7f]")
 NO_CHARACTER: Final = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 """Surrogates that no file name decodes to (`os.fsdecode` uses U+DC80 to U+DCFF for bytes that are not UTF-8)."""
 
+_MOST_COMPARED: Final = 32
+"""Maximum of literal beginnings and ends that a name is compared with before it is looked up."""
+_MOST_DIRECTORIES: Final = 64
+
 Value = TypeVar("Value")
 
 
@@ -270,10 +274,13 @@ class _Any:
 class _Globs(Generic[Value]):
     """The globs below one node, indexed by literal prefix or suffix: a thousand `svc-17-*` cost one lookup."""
 
-    __slots__ = ("_known", "_looks")
+    __slots__ = ("_begins", "_ends", "_known", "_looks")
 
     def __init__(self) -> None:
         self._known: dict[str, _Node[Value]] = {}
+        self._begins: tuple[str, ...] = ()
+        self._ends: tuple[str, ...] = ()
+        """A name without one of these beginnings or ends matches no glob."""
         self._looks: list[tuple[slice, dict[str, list[tuple[Callable[[str], object] | None, _Node[Value]]]]]] = []
 
     def step(self, component: str) -> _Node[Value]:
@@ -283,6 +290,12 @@ class _Globs(Generic[Value]):
             tokens = tokens_of(component)
             prefix, suffix = _literal_run(tokens), _literal_run(tokens[::-1])[::-1]
             cut, part = (slice(0, len(prefix)), prefix) if prefix or not suffix else (slice(-len(suffix), None), suffix)
+            if cut.start is None or cut.start < 0:
+                self._ends = (*self._ends, part)
+            else:
+                self._begins = (*self._begins, part)
+            if len(self._begins) + len(self._ends) > _MOST_COMPARED:
+                self._begins, self._ends = ("",), ()
             entries = next((entries for known, entries in self._looks if known == cut), None)
             if entries is None:
                 entries = {}
@@ -296,7 +309,9 @@ class _Globs(Generic[Value]):
         return self._known.values()
 
     def matching(self, name: str) -> list[_Node[Value]]:
-        found = []  # a comprehension is 50 % slower if nothing is found, which is the usual case
+        found: list[_Node[Value]] = []
+        if not (name.startswith(self._begins) or name.endswith(self._ends)):
+            return found
         for cut, entries in self._looks:
             for fits, node in entries.get(name[cut], ()):
                 if fits is None or fits(name):
@@ -348,14 +363,20 @@ class _Node(Generic[Value]):
         return next_to
 
 
+_Walk = tuple[list[Value], list[_Node[Value]]]
+"""The automaton after some components: the values of all patterns that match the path so far or lead below it, and the
+active states.
+"""
+
+
 class Matcher(Generic[Value]):
     """Patterns with a value each; `find` returns the values of all patterns that match one path.
 
     The time depends on the path's depth and on the number of matches, not on the number of patterns. The result can
-    contain a value more than once. Two calls share no state.
+    contain a value more than once. Several threads may call `find`.
     """
 
-    __slots__ = ("_anywhere", "_begin", "_empty", "_names", "_root")
+    __slots__ = ("_anywhere", "_directories", "_empty", "_root")
 
     def __init__(self, patterns: Iterable[tuple[Pattern, Value]]) -> None:
         self._root: _Node[Value] = _Node()
@@ -373,47 +394,59 @@ class Matcher(Generic[Value]):
         pending = [self._root]
         while pending:
             pending += pending.pop().seal()
-        self._names = frozenset(self._anywhere)
         root = self._root
-        self._begin = tuple(each for each in (root if root.stays else None, root.deep) if each is not None)
-        self._empty = not (self._names or self._begin or root.subtree)
+        active = [each for each in (root if root.stays else None, root.deep) if each is not None]
+        self._directories: dict[tuple[str, ...], _Walk[Value]] = {(): (root.subtree, active)}
+        """The walks of the last directories. Most changes are made in a few."""
+        self._empty = not (self._anywhere or active or root.subtree)
 
     def __bool__(self) -> bool:
         return not self._empty
 
     def find(self, components: Sequence[str]) -> list[Value]:
         """Return the values of all patterns that match a path. `components` are its components; the root has none."""
-        found = self._root.subtree[:]
-        if not self._names.isdisjoint(components):
-            found += [value for name in components for value in self._anywhere.get(name, ())]
-        active: Iterable[_Node[Value]] = self._begin
-        for name in components:
-            following: list[_Node[Value]] = []
-            for node in active:
-                if node.below:
-                    found += node.below
-                child = node.literal.get(name)
-                if child is not None:
+        directory = tuple(components[:-1])
+        walk = self._directories.get(directory)
+        if walk is None:
+            walk = self._enter(directory)
+        if components:
+            walk = self._step(walk, components[-1])
+        found, active = walk
+        only = [value for node in active if node.only for value in node.only]
+        return found + only
+
+    def _enter(self, directory: tuple[str, ...]) -> _Walk[Value]:
+        walk = self._directories[()]
+        for name in directory:
+            walk = self._step(walk, name)
+        if len(self._directories) >= _MOST_DIRECTORIES:
+            self._directories = {(): self._directories[()]}
+        self._directories[directory] = walk
+        return walk
+
+    def _step(self, walk: _Walk[Value], name: str) -> _Walk[Value]:
+        found, active = walk
+        found = found + self._anywhere[name] if name in self._anywhere else found[:]
+        following: list[_Node[Value]] = []
+        for node in active:
+            if node.below:
+                found += node.below
+            child = node.literal.get(name)
+            if child is not None:
+                found += child.subtree
+                if child.stays:
+                    following.append(child)
+                if child.deep is not None:
+                    following.append(child.deep)
+            if node.globs is not None:
+                for child in node.globs.matching(name):
                     found += child.subtree
                     if child.stays:
                         following.append(child)
                     if child.deep is not None:
                         following.append(child.deep)
-                if node.globs is not None:
-                    for child in node.globs.matching(name):
-                        found += child.subtree
-                        if child.stays:
-                            following.append(child)
-                        if child.deep is not None:
-                            following.append(child.deep)
-                if node.loops:
-                    following.append(node)
-            if not following:
-                return found
-            # The state of a second ANY_DEPTH is reached from itself and from its owner. With duplicates,
-            # `**/a/**/a/**/a` on a/a/a/a... would take time that grows with a power of the depth.
-            active = following if len(following) < 3 else dict.fromkeys(following)
-        for node in active:
-            if node.only:
-                found += node.only
-        return found
+            if node.loops:
+                following.append(node)
+        # The state of a second ANY_DEPTH is reached from itself and from its owner. With duplicates,
+        # `**/a/**/a/**/a` on a/a/a/a... would take time that grows with a power of the depth.
+        return found, following if len(following) < 3 else list(dict.fromkeys(following))
