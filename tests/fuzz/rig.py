@@ -92,8 +92,8 @@ class Rig:
         self._source = LayerStore(self._root, inodes, cache=8, pins=64)
         store = directory / "layer"
         store.mkdir()
-        self._store = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
-        above = LayerStore(self._store, inodes, cache=8, pins=64, layer=Layer.SCRATCH)
+        top = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
+        above = LayerStore(top, inodes, cache=8, pins=64, layer=Layer.SCRATCH)
         self._overlay = Overlay(above, inodes, OverlayUsage(lambda: self._guard.policy), count())
         notices = Notifications(
             lambda *_: None, lambda *_: None, lambda *_: None, lambda: True, lambda call: call(True)
@@ -114,12 +114,12 @@ class Rig:
                 header = Header(node_id, 0, 0, 0, 0)
                 self.operations.handlers[p.Opcode.FORGET](header, memoryview(p.FORGET_IN.pack(1 << 62)))
         for store in (self._source, self._overlay.store):
+            store.close_released()  # those of forgotten nodes: that of the overlay's root is one
             store.close_unused()
             os.close(store._mountinfo)
         self._connection.close()
         for fd in (
             self._root,
-            self._store,
             self._connection._wake,
             self._connection._waker,
             self._connection._slices.bell,
