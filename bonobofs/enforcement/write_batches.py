@@ -99,7 +99,8 @@ class ScratchCounters:
 class WriteBatch:
     """Writes to one file under one intent. The intent is recorded before the first write, the outcome at the close.
 
-    `attributes` counts how often the program that began the batch set times, or the owner or mode that the file had.
+    `attributes` counts how often the program that began the batch set times, the owner or mode that the file had, or
+    the mode of a file that the batch created. `mode` is the mode set last; -1: none.
     """
 
     __slots__ = (
@@ -110,6 +111,7 @@ class WriteBatch:
         "generation",
         "last",
         "limit",
+        "mode",
         "not_kept",
         "permit",
         "request",
@@ -140,10 +142,16 @@ class WriteBatch:
         self.written = 0
         self.size = 0
         self.attributes = 0
+        self.mode = -1
         self.state: os.stat_result | None = None
         """Stat after the last write, for the outcome."""
         self.not_kept = ""
         """Why the old content is not in the store of pre-images; "" if it is, or there was none."""
+
+    @property
+    def creates(self) -> bool:
+        """Whether the batch began with the creation of the file."""
+        return self.request.operation is Operation.CREATE_FILE
 
     def extend(self, permit: Permit) -> None:
         """Continue the batch under a new permit."""
@@ -185,6 +193,8 @@ class WriteBatches:
         details: dict[str, Any] = {"writes": batch.count, "size": batch.size}
         if batch.attributes:
             details["attributes"] = batch.attributes
+        if batch.mode >= 0:
+            details["mode"] = f"{batch.mode:04o}"
         if batch.state is not None:
             details[AFTER] = state_text(batch.state)
         if batch.not_kept:

@@ -108,7 +108,7 @@ class AttrOps:
             change = RelatedChange(Request(operation, path, kind), context)
             node, st, permit = self._layers.resolve(header, node, st, change)
             permits.append(permit)
-        if not valid & (_SIZE | _TIMES) and _has_attributes(st, valid, fields):
+        if not valid & (_SIZE | _TIMES) and node.batch is not None and _fits_in_batch(node.batch, st, valid, fields):
             batch = self._own_batch(header, node)
             if batch is not None:
                 return self._set_in_batch(node, batch, valid, fields)
@@ -142,8 +142,8 @@ class AttrOps:
             batch is None
             or batch.counter is not None
             or not enforcer.is_current(batch)
-            or enforcer.policy.asks  # an [[ask]] may name the operation alone
             or batch.caller != self._mount.caller(header)
+            or enforcer.policy.asks.find(batch.request.path.split("/"))  # an [[ask]] may name the operation alone
         ):
             return None
         return batch
@@ -162,13 +162,15 @@ class AttrOps:
         return self._set_in_batch(node, batch, valid, fields)
 
     def _set_in_batch(self, node: Node, batch: WriteBatch, valid: int, fields: tuple[int, ...]) -> bytes:
-        """Set attributes of which the record has no new value, and count that in the write batch."""
+        """Set attributes, and count that in the write batch."""
         try:
             self._set_others(node, valid, fields, batch.permit)
         except OSError as error:
             self._mount.enforcer.close_batch(node.id, error.errno or errno.EIO)
             raise
         batch.attributes += 1
+        if valid & _MODE:
+            batch.mode = fields[11] & 0o7777
         batch.state = node.store.recent_stat(node)
         batch.last = self._mount.source.now
         return self._changed_attributes(node)
@@ -414,14 +416,18 @@ def _attribute_changes(
     return changes
 
 
-def _has_attributes(st: os.stat_result, valid: int, fields: tuple[int, ...]) -> bool:
-    """Whether a file with one name has the owner and mode already. An archive sets both for each file it creates."""
+def _fits_in_batch(batch: WriteBatch, st: os.stat_result, valid: int, fields: tuple[int, ...]) -> bool:
+    """Whether a write batch can cover a change of owner and mode. An archive sets both for each file it creates.
+
+    The file has one name and no set-id bits, and already has the owner. It has the mode, or the batch has created it.
+    """
+    mode = fields[11] & 0o7777
     return (
         st.st_nlink == 1
         and not st.st_mode & SET_IDS
         and (not valid & _UID or fields[13] == st.st_uid)
         and (not valid & _GID or fields[14] == st.st_gid)
-        and (not valid & _MODE or fields[11] & 0o7777 == stat.S_IMODE(st.st_mode))
+        and (not valid & _MODE or mode == stat.S_IMODE(st.st_mode) or (batch.creates and not mode & SET_IDS))
     )
 
 

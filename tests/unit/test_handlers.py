@@ -273,7 +273,7 @@ def test_the_program_that_writes_a_file_sets_its_times_in_the_write_batch(serve:
 
 @pytest.mark.parametrize("after", ["another program", "a closed batch", "a new policy", "a hard link", "an ask"])
 def test_times_have_an_entry_outside_the_write_batch(serve: Any, after: str) -> None:
-    ask = '[[ask]]\npaths = ["other"]\noperations = ["set_times"]\n' if after == "an ask" else ""
+    ask = '[[ask]]\npaths = ["made"]\noperations = ["set_owner"]\n' if after == "an ask" else ""
     server: Server = serve(ALLOW_ALL + ask)
     node, pid = _create(server, b"made"), os.getpid()
     if after == "another program":
@@ -302,7 +302,9 @@ def test_times_in_a_write_batch_do_not_outlive_its_permit(serve: Any) -> None:
 
 
 def test_owner_and_mode_that_a_file_has_are_set_in_the_write_batch(serve: Any) -> None:
-    """An archive sets both for each file. The engine decides, and the change time is set; a new value has an entry."""
+    """An archive sets both for each file. The engine decides, and the change time is set. A new mode is in the outcome
+    of the file's creation. Later it has an entry, and so has a set-id bit.
+    """
     server: Server = serve(ALLOW_ALL)
     node, path = _create(server, b"made"), server.source / "made"
     before, decisions = path.stat(), server.guard.decisions
@@ -317,13 +319,16 @@ def test_owner_and_mode_that_a_file_has_are_set_in_the_write_batch(serve: Any) -
     assert (server.guard.decisions - decisions, path.stat().st_ctime_ns > before.st_ctime_ns) == (2, True)
     assert _intents(server, "made") == ["create_file"]
     server.send(p.Opcode.SETATTR, node, same)
-    server.send(p.Opcode.SETATTR, _create(server, b"next"), _setattr(p.Set.MODE, mode=0o600))
-    assert (_intents(server, "made"), _intents(server, "next")) == (
-        ["create_file", "set_owner"],
-        ["create_file", "set_mode"],
-    )
-    assert stat.S_IMODE((server.source / "next").stat().st_mode) == 0o600
-    assert [entry.details["attributes"] for entry in server.entries() if "attributes" in entry.details] == [1]
+    server.send(p.Opcode.SETATTR, node, _setattr(p.Set.MODE, mode=0o640))
+    for name, mode in ((b"next", 0o600), (b"set-id", 0o4755)):
+        server.send(p.Opcode.SETATTR, _create(server, name), _setattr(p.Set.MODE, mode=mode))
+        assert stat.S_IMODE((server.source / name.decode()).stat().st_mode) == mode
+    found = {name: _intents(server, name) for name in ("made", "next", "set-id")}
+    assert found["made"] == ["create_file", "set_owner", "set_mode"]
+    assert found["next"] == ["create_file"]
+    assert found["set-id"] == ["create_file", "set_mode"]
+    counted = [entry.details for entry in server.entries() if "attributes" in entry.details]
+    assert [(each["attributes"], each["mode"]) for each in counted] == [(1, "0644"), (1, "0600")]
 
 
 ONCE_FOR_EACH_NAME: Final = {p.Opcode.RENAME: 2, p.Opcode.RENAME2: 4, p.Opcode.LINK: 2}
