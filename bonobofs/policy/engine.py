@@ -162,10 +162,10 @@ def _observed(policy: Policy, refusal: Refusal) -> Permit | Refusal:
 def _by_answer(policy: Policy, request: Request, components: list[str], permit: Permit, *, leaves: bool) -> Decision:
     """Decide a permitted change of the source by the [[ask]] that matches it and the operator's answer."""
     operation, path, _ = request
-    asks = (ask for ask in policy.asks.find(components) if ask.operations is None or operation in ask.operations)
-    ask = next(asks, None)
-    if ask is None:
+    asks = [ask for ask in policy.asks.find(components) if ask.operations is None or operation in ask.operations]
+    if not asks:
         return permit
+    ask = asks[0]
     effect = REMOVE if leaves else WRITE
     answer = policy.answers.find(effect, path, components)
     if answer is None:

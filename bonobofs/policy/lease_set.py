@@ -32,6 +32,8 @@ class LeaseSet:
 
     def held_by_other(self, components: Sequence[str]) -> Holding | None:
         """Return the lease of another holder that denies this session a path, or None."""
+        if not self.matcher:
+            return None
         others, own = [], False
         for one in self.matcher.find(components):
             if one.own:
