@@ -47,6 +47,12 @@ class Occurrences:
     mode: int = -1
     """All permission bits that were set; -1: unknown."""
 
+    def add_mode(self, entry: AuditEntry) -> None:
+        """Add the permission bits that an intent or outcome has, if any."""
+        mode = entry.details.get("mode")
+        if isinstance(mode, str):
+            self.mode = max(self.mode, 0) | int(mode, 8)
+
     @property
     def is_executable(self) -> bool:
         """True if the change made a file executable, by its mode or its first bytes."""
@@ -83,6 +89,7 @@ def tried_changes(
             tried = by_path.get((entry.session, entry.path), [])
             for one in tried:
                 one.size = max(one.size, size or -1)
+                one.add_mode(entry)
             if entry.result == "denied" and tried:  # repetitions of the last refusal of the path
                 tried[-1].count += count
                 tried[-1].refused += count
@@ -99,9 +106,7 @@ def tried_changes(
                 seen = found[change] = Occurrences()
                 by_path.setdefault((entry.session, entry.path), []).append(seen)
             seen.count += 1
-            mode = entry.details.get("mode")
-            if isinstance(mode, str):
-                seen.mode = max(seen.mode, 0) | int(mode, 8)
+            seen.add_mode(entry)
             seen.refused += entry.result == "denied"
             if entry.code is not None:
                 seen.codes.add(entry.code)

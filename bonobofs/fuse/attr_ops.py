@@ -110,7 +110,7 @@ class AttrOps:
             permits.append(permit)
         if not valid & (_SIZE | _TIMES) and node.batch is not None and _fits_in_batch(node.batch, st, valid, fields):
             batch = self._own_batch(header, node)
-            if batch is not None:
+            if batch is not None and permits[-1].rule == batch.permit.rule:  # the record names the rule
                 return self._set_in_batch(node, batch, valid, fields)
         request = Request(changes[0][0], path, kind)
         if valid & _SIZE and node.layer is Layer.SCRATCH:

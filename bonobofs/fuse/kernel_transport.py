@@ -73,7 +73,7 @@ _SECONDS_TO_END: Final = 3.0
 _UNMOUNTED: Final = -1
 """In place of a request's length: the mount has ended."""
 _READABLE: Final = -2
-"""In place of a request's length: a reader is readable, and there is no request."""
+"""In place of a request's length: there is none, and a reader may be readable."""
 _LONG: Final = -3
 """In place of a request's length: there is none, and a long request can go on."""
 _TRANSIENT: Final = (errno.ENOENT, errno.EINTR, errno.EAGAIN)
@@ -343,36 +343,36 @@ class KernelTransport:
 
     def _read_request(self, due: float, rest: Callable[[], bool]) -> int:
         """Read a request into the buffer; its length. 0: it is time to tidy up; _READABLE, _UNMOUNTED, _LONG."""
-        try:
-            return os.readv(self._fd, self._buffers)
-        except OSError as error:
-            if error.errno not in _TRANSIENT:
-                return self._on_read_error(error)
-        if self._slices:
-            return _LONG
-        # A poll costs a fifth of a read that fails with an exception.
         poll = self._request_poll.poll
-        while rest() and not poll(0):
-            pass
-        for _ in range(self.spins):
-            if poll(0):
-                break
-        else:
-            self._cpu_latency.allow_halt()
-            ready = self._poll.poll(max(0.0, due - monotonic()) * 1000)
-            self._cpu_latency.disallow_halt()
-            if not ready:
-                return 0
-            readable = [fd for fd, _ in ready]
-            if self._wake in readable:
-                os.read(self._wake, 4096)
-                return 0
-            if self._fd not in readable:
-                return _READABLE
+        if not poll(0):  # a poll costs a third of a read that fails with an exception
+            if self._slices:
+                return _LONG
+            while rest() and not poll(0):
+                pass
+            for _ in range(self.spins):
+                if poll(0):
+                    break
+            else:
+                if (other := self._sleep(due)) is not None:
+                    return other
         try:
             return os.readv(self._fd, self._buffers)
         except OSError as error:
-            return 0 if error.errno in _TRANSIENT else self._on_read_error(error)
+            # A request may be interrupted before it is read.
+            return _READABLE if error.errno in _TRANSIENT else self._on_read_error(error)
+
+    def _sleep(self, due: float) -> int | None:
+        """Wait for a request, until `due` at the latest. None: there is one. 0: it is time to tidy up; _READABLE."""
+        self._cpu_latency.allow_halt()
+        ready = self._poll.poll(max(0.0, due - monotonic()) * 1000)
+        self._cpu_latency.disallow_halt()
+        readable = [fd for fd, _ in ready]
+        if self._wake in readable:
+            os.read(self._wake, 4096)
+            return 0
+        if self._fd in readable:
+            return None
+        return _READABLE if readable else 0
 
     def _on_read_error(self, error: OSError) -> int:
         if error.errno in GONE:

@@ -289,11 +289,12 @@ class _Globs(Generic[Value]):
             node = self._known[component] = _Node()
             tokens = tokens_of(component)
             prefix, suffix = _literal_run(tokens), _literal_run(tokens[::-1])[::-1]
-            cut, part = (slice(0, len(prefix)), prefix) if prefix or not suffix else (slice(-len(suffix), None), suffix)
-            if cut.start is None or cut.start < 0:
-                self.ends = (*self.ends, part)
-            else:
+            if prefix or not suffix:
+                cut, part = slice(0, len(prefix)), prefix
                 self.begins = (*self.begins, part)
+            else:
+                cut, part = slice(-len(suffix), None), suffix
+                self.ends = (*self.ends, part)
             if len(self.begins) + len(self.ends) > _MOST_COMPARED:
                 self.begins, self.ends = ("",), ()
             entries = next((entries for known, entries in self._looks if known == cut), None)

@@ -185,7 +185,7 @@ def test_copying_a_virtual_file_is_no_denial(mounted: Mounted, tmp_path: Path) -
 def test_the_record_has_the_attributes_that_were_set(mounted: Mounted) -> None:
     """Mode, owner and size are in the details of the intent."""
     world = mounted(policy=ALLOW_ALL)
-    (world.path / "f").write_text("content")
+    (world.source / "f").write_text("content")  # the write batch that creates a file would cover its mode
     (world.path / "f").chmod(0o640)
     os.truncate(world.path / "f", 3)
     (world.source / "g").touch()  # the open write batch of `f` would count its owner
