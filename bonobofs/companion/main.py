@@ -130,7 +130,7 @@ class CompanionServices:
         self._session.git_worker = self._git_worker
         self._questions: Final = SessionQuestions(channel, session)
         self._session.questions = self._questions
-        self._images: Final = ImageStore(channel, self._session.home)
+        self._images: Final = ImageStore(channel, session, self._authorizer.images_in_use)
         self._deferred: Final[queue.SimpleQueue[tuple[MessageKind, dict[str, Any]]]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._server = self._open_socket(Path(session.session_dir, INSIDE), session.user)

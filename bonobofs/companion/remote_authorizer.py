@@ -164,6 +164,10 @@ class RemoteAuthorizer:
         _check_trail(reply)
         return int(reply["turn"])
 
+    def images_in_use(self) -> set[int]:
+        """Return the numbers of the pre-images that are files which the kernel still knows. OSError."""
+        return set(self._ask(MessageKind.LIST_IMAGES, {})[1]["in_use"])
+
     def show(self) -> None:
         """Return when the mount shows every earlier change, whatever process made it. OSError as for `authorize`."""
         self._ask_later(MessageKind.BARRIER, {})

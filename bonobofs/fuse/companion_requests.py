@@ -90,6 +90,7 @@ class RemoteAuthorization:
         self._notifications: Final = mount.notifications
         self._root: Final = mount.source.root
         self._session: Final = session
+        self._preimages: Final = mount.preimages
         self.keeper: PathKeeper | None = None
         self._in_flight: Final[dict[int, _InFlight]] = {}
         self._last_own = 0
@@ -108,6 +109,7 @@ class RemoteAuthorization:
             MessageKind.RECORD_CALL: self._record_call,
             MessageKind.EVENT: self._event,
             MessageKind.TURN: self._begin_turn,
+            MessageKind.LIST_IMAGES: lambda _: {"in_use": self._preimages.list_in_use()},
         }
 
     def __len__(self) -> int:

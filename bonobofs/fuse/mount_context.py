@@ -371,6 +371,8 @@ class MountContext:
                 self.enforcer.close_batch(node.id)
             if node.parent is not None and node.layer is Layer.SOURCE:
                 self.own_effects.note_fingerprint(node.ino, node.fingerprint)
+            if node.kept:
+                self.preimages.forget(node)
             node.store.release(node)
             if node.layer is Layer.SCRATCH and node.parent is None:
                 self.overlay.sizes.forget(node.ino)

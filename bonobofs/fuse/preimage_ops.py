@@ -42,6 +42,8 @@ class PreimageOps:
     def __init__(self, mount: MountContext) -> None:
         self._mount: Final = mount
         self.store: PreimageStore | None = None
+        self._in_use: Final[set[int]] = set()
+        """Numbers of the pre-images that are files which the kernel still knows."""
 
     def path_keeper(self) -> PathKeeper | None:
         """Return the keeper of changes that the companion makes in the source by path."""
@@ -52,8 +54,27 @@ class PreimageOps:
     def _note_linked_inode(self, ino: int, number: int) -> None:
         node = self._mount.inodes.find(ino)
         if node is not None:
-            node.kept = number
+            self._set_kept(node, number)
             node.fingerprint = UNKNOWN  # the link has changed its change time
+
+    def _set_kept(self, node: Node, number: int) -> None:
+        self._in_use.discard(node.kept)
+        node.kept = number
+        if number > 0:
+            self._in_use.add(number)
+
+    def forget(self, node: Node) -> None:
+        """Note that the kernel has forgotten a kept file: no program can write to it through the mount any more."""
+        self._in_use.discard(node.kept)
+
+    def list_in_use(self) -> list[int]:
+        """Return the numbers of the pre-images that are files which the kernel still knows. All others are final.
+
+        Close the pack, so that its copies are final, too.
+        """
+        if self.store is not None:
+            self.store.close_pack()
+        return [*self._in_use]
 
     def state(self, node: Node | None, st: os.stat_result) -> str:
         """Return the state of a file for the record. A name in the store does not count."""
@@ -161,7 +182,7 @@ class PreimageOps:
             if store is not None and st is not None:
                 store.drop(admission.seq)
             if node is not None:
-                node.kept = 0
+                self._set_kept(node, 0)
                 node.store.unpin(node)
             raise
 
@@ -171,7 +192,7 @@ class PreimageOps:
     def _note_linked(self, store: PreimageStore, admission: Admission, st: os.stat_result, node: Node | None) -> None:
         store.count(st)
         if node is not None:
-            node.kept = admission.seq
+            self._set_kept(node, admission.seq)
 
     def _copy_before_loss(
         self,
@@ -193,7 +214,7 @@ class PreimageOps:
                 if st.st_size > COPIED_AT_ONCE:
                     store.copy_later(admission.seq, fd, st)
                     if node is not None:
-                        node.kept = -admission.seq
+                        self._set_kept(node, -admission.seq)
                 else:
                     reason = store.copy(admission.seq, fd, st)
                     os.close(fd)
@@ -212,7 +233,7 @@ class PreimageOps:
         if number < 0:
             if store.is_copying:
                 raise Busy(self._wait_for_copies(store, node))
-            node.kept = 0
+            self._set_kept(node, 0)
             return
         reason = UNREADABLE
         with suppress(OSError):
@@ -238,7 +259,7 @@ class PreimageOps:
             store.losses.append((node.kept, reason))
             with suppress(TrailError):  # then the change is refused
                 self.record_losses()
-        node.kept = 0
+        self._set_kept(node, 0)
         with suppress(OSError):
             node.fingerprint = fingerprint_of(os.fstat(node.store.file(node, W)))
 

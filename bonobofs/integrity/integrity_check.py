@@ -35,7 +35,10 @@ from bonobofs.integrity.protected_tree import (
     from_plain,
     open_parent,
 )
+from bonobofs.state.home import home
 from bonobofs.system.paths import remove_tree
+from bonobofs.undo.image_expiry import places_of
+from bonobofs.undo.images import Images
 
 OKRS: Final = "okrs"
 VIOLATION: Final = "violation.json"
@@ -107,6 +110,7 @@ class IntegrityCheck:
         self.changes: tuple[FileChange, ...] = ()
         """The differences that `capture_after` found, by path. A revert does not change them."""
         self._stored: Path | None = None
+        self._images: Images | None = None
         if snapshot is None:
             self.capture_before()
         else:
@@ -137,7 +141,7 @@ class IntegrityCheck:
         """Restore the state before; True if every path is as it was. Else `revert_error` says why.
 
         `kept` is a directory that gets the files that are removed or replaced. Contents come from the capture, else
-        from the objects of the git repository.
+        from the pre-images that mounts keep for `undo`, else from the objects of the git repository.
         """
         self.has_changes()
         problems: list[str] = []
@@ -214,7 +218,7 @@ class IntegrityCheck:
 
     def _content(self, entry: TreeEntry) -> bytes | None:
         """Return the content of an entry before, by its hash; None if it is nowhere."""
-        for source in (self._from_capture, self._from_store, self._from_git):
+        for source in (self._from_capture, self._from_snapshot, self._from_images, self._from_git):
             content = source(entry)
             if content is not None and sha256(content).hexdigest() == entry.hash:
                 return content
@@ -223,10 +227,18 @@ class IntegrityCheck:
     def _from_capture(self, entry: TreeEntry) -> bytes | None:
         return self.contents.get(entry.hash)
 
-    def _from_store(self, entry: TreeEntry) -> bytes | None:
+    def _from_snapshot(self, entry: TreeEntry) -> bytes | None:
         if self._stored is not None:
             with suppress(OSError):
                 return (self._stored / entry.hash).read_bytes()
+        return None
+
+    def _from_images(self, entry: TreeEntry) -> bytes | None:
+        """Return a content that the store of pre-images of the state directory has."""
+        with suppress(BonobofsError, OSError):
+            if self._images is None:
+                self._images = Images(*places_of(home()))
+            return self._images.find(entry.hash)
         return None
 
     def _from_git(self, entry: TreeEntry) -> bytes | None:

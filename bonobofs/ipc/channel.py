@@ -99,6 +99,9 @@ class MessageKind(enum.IntEnum):
     """{"grant", "buffer", "at", "size"} and a descriptor: published files that git may take in (`git_grants`).
 
     "buffer" is the inode number of the file behind the descriptor."""
+    LIST_IMAGES = 36
+    """The reply has as "in_use" the numbers of the pre-images that are files which the kernel still knows. The server
+    begins another pack."""
     REVOKE = 32
     """{"grant"}: the command has ended. The reply has the paths that it has "taken" in."""
 

@@ -28,8 +28,9 @@ from bonobofs.system.paths import is_within
 from bonobofs.system.processes import start_time
 from bonobofs.undo.changes import Change, Selection, all_changes, change_id, parse_id
 from bonobofs.undo.difference import FileDifference, differences
-from bonobofs.undo.execution import Execution, Failure, Images, UndoJournal
+from bonobofs.undo.execution import Execution, Failure, UndoJournal
 from bonobofs.undo.image_expiry import expire, places_of
+from bonobofs.undo.images import Images
 from bonobofs.undo.plan import Plan, Record, plan
 from bonobofs.undo.tree import Image
 
@@ -296,8 +297,9 @@ def history(home: Path, source: str, path: str, most: int) -> list[dict[str, Any
             name: [each.entry for each in index.changes(IndexQuery(session=name, operation=TURN))]
             for name in {each.entry.session for each in found}
         }
+    images = images_of(home, source)
     return [
-        _change_document(Change(each.entry, each.outcome, *_turn_at(turns[each.entry.session], each.entry.seq)))
+        _change_document(Change(each.entry, each.outcome, *_turn_at(turns[each.entry.session], each.entry.seq)), images)
         for each in reversed(found)
     ]
 
@@ -310,7 +312,7 @@ def _turn_at(turns: list[AuditEntry], seq: int) -> tuple[int, str]:
     return number, name
 
 
-def _change_document(change: Change) -> dict[str, Any]:
+def _change_document(change: Change, images: Images) -> dict[str, Any]:
     entry = change.entry
     return {
         "change": change.id,
@@ -330,6 +332,7 @@ def _change_document(change: Change) -> dict[str, Any]:
         "turn": f"{change_id(entry.session, change.turn)}{f' {change.turn_name}' if change.turn_name else ''}",
         "undo_of": entry.details.get(UNDO),
         "not_kept": change.not_kept or None,
+        "kept_hash": images.hash_of(Image(entry.session, entry.seq)) or None,
     }
 
 
@@ -347,7 +350,7 @@ def show(home: Path, name: str) -> dict[str, Any]:
     images = images_of(home, owner.source)
     lines = [line for each in differences(Path(owner.source), images, found, changes) for line in each.unified()]
     return {
-        **_change_document(change),
+        **_change_document(change, images),
         **{key: None if state is None else state._asdict() for key, state in states.items()},
         "kept": images.has(Image(session, number)),
         "diff": lines,

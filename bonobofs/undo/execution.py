@@ -12,7 +12,6 @@ import io
 import json
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -26,8 +25,9 @@ from bonobofs.policy.decision import Permit
 from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.state.home import write_text
 from bonobofs.system import syscalls
+from bonobofs.undo.images import Images
 from bonobofs.undo.plan import UndoStep
-from bonobofs.undo.preimages import HEADER, PACK, xattrs_of
+from bonobofs.undo.preimages import xattrs_of
 from bonobofs.undo.tree import EMPTY, Image
 
 _CALLER: Final = Caller("undo")
@@ -43,40 +43,6 @@ class Failure(NamedTuple):
     reason: str
     change: str
     """Name of the change that it should have taken back."""
-
-
-class Images:
-    """The stores of pre-images of a source."""
-
-    def __init__(self, *places: Path) -> None:
-        """`places`: the directories in which each session may have its store."""
-        self._places: Final = places
-        self._packs: Final[dict[Path, dict[int, tuple[int, int, int]]]] = {}
-
-    def open(self, image: Image) -> io.FileIO | None:
-        """Open an image for reading; None: it is not kept."""
-        for place in self._places:
-            with suppress(FileNotFoundError):
-                return io.FileIO(place / image.session / str(image.number))
-        for place in self._places:
-            pack = place / image.session / PACK
-            found = self._packed(pack).get(image.number)
-            if found is not None:
-                return _part(pack, *found)
-        return None
-
-    def _packed(self, pack: Path) -> dict[int, tuple[int, int, int]]:
-        """Return offset, size and checksum of each copy in a pack."""
-        if pack not in self._packs:
-            self._packs[pack] = dict(_contents(pack))
-        return self._packs[pack]
-
-    def has(self, image: Image) -> bool:
-        """Return whether an image is kept."""
-        content = self.open(image)
-        if content is not None:
-            content.close()
-        return content is not None
 
 
 class Execution:
@@ -429,27 +395,6 @@ class UndoJournal:
         """Note that the next step was made, or why it failed."""
         os.write(self._descriptor, b"!%s." % failure.encode().hex().encode() if failure else b".")
         self.done += 1
-
-
-def _contents(pack: Path) -> Iterator[tuple[int, tuple[int, int, int]]]:
-    """Yield the number of each copy in a pack, with its offset, size and checksum."""
-    with suppress(FileNotFoundError), pack.open("rb") as file:
-        while len(header := file.read(HEADER.size)) == HEADER.size:
-            number, size, checksum = HEADER.unpack(header)
-            yield number, (file.tell(), size, checksum)
-            file.seek(size, os.SEEK_CUR)
-
-
-def _part(pack: Path, offset: int, size: int, checksum: int) -> io.FileIO | None:
-    """Return a file with a part of a pack; None: the part is damaged or incomplete."""
-    with pack.open("rb") as file:
-        data = os.pread(file.fileno(), size, offset)
-    if len(data) != size or zlib.crc32(data) != checksum:
-        return None
-    part = os.memfd_create("image", os.MFD_CLOEXEC)
-    os.write(part, data)
-    os.lseek(part, 0, os.SEEK_SET)
-    return io.FileIO(part)
 
 
 def _of(directory: int, name: bytes) -> bytes:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.state.sessions import lives, read_all
+from bonobofs.system.locks import locked
+from bonobofs.undo.images import OBJECTS, ImageFile
 from bonobofs.undo.preimages import PACK
 
 BETWEEN: Final = 3600.0
@@ -17,7 +20,7 @@ BETWEEN: Final = 3600.0
 
 
 class StoreUsage(NamedTuple):
-    """What the stores hold."""
+    """What the stores hold. Equal contents that are shared count once."""
 
     files: int
     bytes: int
@@ -31,8 +34,8 @@ def places_of(home: Path) -> list[Path]:
 
 def usage(places: Iterable[Path]) -> StoreUsage:
     """Return number and bytes of the pre-images in these stores."""
-    sizes = [st.st_size for _, _, st in _images(places)]
-    return StoreUsage(len(sizes), sum(sizes))
+    sizes = {image.content: image.size for image in _images(places)}
+    return StoreUsage(len(sizes), sum(sizes.values()))
 
 
 def size_text(size: int, limit: int) -> str:
@@ -40,24 +43,29 @@ def size_text(size: int, limit: int) -> str:
     return f"{size / 10**6:.1f} MB of {limit / 10**6:,.0f} MB"
 
 
-def expire(places: Iterable[Path], keep: float, most: int, live: Collection[str]) -> int:
+def expire(places: Sequence[Path], keep: float, most: int, live: Collection[str]) -> int:
     """Remove pre-images that are older than `keep` seconds, then the oldest until `most` bytes remain.
 
-    Return their number. A pre-image has the change time at which it was kept. The sessions `live` write to their
-    directories and packs, so these stay.
+    Return their number. A shared content is removed with its last image; for `most` it is as old as its newest image.
+    The sessions `live` write to their directories and packs, so these stay.
     """
     oldest, removed = time.time() - keep, 0
-    images = sorted(_images(places), key=lambda image: image[2].st_ctime)
-    total = sum(st.st_size for _, _, st in images)
-    for session, image, st in images:
-        if st.st_ctime >= oldest and total <= most:
-            break
-        if image.name == PACK and session in live:
+    images = list(_images(places))
+    left = Counter(image.content for image in images)
+    newest: dict[tuple[int, int], float] = {}
+    for image in images:
+        newest[image.content] = max(image.kept_at, newest.get(image.content, 0))
+    total = sum({image.content: image.size for image in images}.values())
+    for image in sorted(images, key=lambda image: (newest[image.content], image.content, image.kept_at)):
+        if (image.kept_at >= oldest and total <= most) or (image.is_pack and image.session in live):
             continue
         with suppress(OSError):
             os.unlink(image.path)
             removed += 1
-        total -= st.st_size
+        left[image.content] -= 1
+        total -= 0 if left[image.content] else image.size
+    for store in places:
+        _remove_unused_objects(store)
     unused_since = time.time() - BETWEEN  # the record of a session that starts may be missing
     for directory in _directories(places):
         with suppress(OSError):
@@ -87,11 +95,11 @@ def is_due(home: Path) -> bool:
 def drop_unmade(directory: Path) -> None:
     """Remove the links of files that still have their name: a killed session did not make these changes.
 
-    A file with a name more than it shows could not be written through a mount.
+    A file with a name more than it shows could not be written through a mount. A hashed image is a made change.
     """
     for entry in os.scandir(directory) if directory.is_dir() else ():
         with suppress(OSError):
-            if entry.stat(follow_symlinks=False).st_nlink > 1:
+            if entry.name.isdecimal() and entry.stat(follow_symlinks=False).st_nlink > 1:
                 os.unlink(entry.path)
 
 
@@ -103,16 +111,45 @@ def drop_unmade_changes(home: Path, source: str) -> None:
                 drop_unmade(store / "undo" / session.session)
 
 
+def _remove_unused_objects(store: Path) -> None:
+    """Remove the contents that no image has."""
+    if not (store / OBJECTS).is_dir():
+        return
+    with locked(store / f"{OBJECTS}.lock"):
+        for content in (store / OBJECTS).glob("*/*"):
+            with suppress(OSError):
+                if content.stat(follow_symlinks=False).st_nlink == 1:
+                    content.unlink()
+
+
 def _directories(places: Iterable[Path]) -> Iterator[Path]:
     for store in places:
         with suppress(OSError):
-            yield from [each for each in store.iterdir() if each.is_dir() and not each.is_symlink()]
+            yield from [
+                each for each in store.iterdir() if each.name != OBJECTS and each.is_dir() and not each.is_symlink()
+            ]
 
 
-def _images(places: Iterable[Path]) -> Iterator[tuple[str, os.DirEntry[str], os.stat_result]]:
-    """Yield the session, the file and its stat of each pre-image."""
+class _StoredImage(NamedTuple):
+    session: str
+    path: str
+    content: tuple[int, int]
+    """Device and inode number."""
+    size: int
+    kept_at: float
+    """Seconds since 1970. Sharing the content changes the change time of the file."""
+    is_pack: bool
+
+
+def _images(places: Iterable[Path]) -> Iterator[_StoredImage]:
+    """Yield each pre-image and each pack."""
     for directory in _directories(places):
-        with suppress(OSError), os.scandir(directory) as images:
-            for image in images:
+        with suppress(OSError), os.scandir(directory) as entries:
+            for entry in entries:
                 with suppress(OSError):
-                    yield directory.name, image, image.stat(follow_symlinks=False)
+                    st = entry.stat(follow_symlinks=False)
+                    file = ImageFile.parse(entry.name)
+                    kept_at = (file and file.kept_at) or st.st_ctime
+                    is_pack = entry.name.startswith(PACK)
+                    content = st.st_dev, st.st_ino
+                    yield _StoredImage(directory.name, entry.path, content, st.st_size, kept_at, is_pack)

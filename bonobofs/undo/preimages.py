@@ -30,7 +30,8 @@ from bonobofs.policy.request import Operation, Request
 from bonobofs.system.syscalls import open_beneath
 
 PACK: Final = "pack"
-"""File of a session's store with small copies: for each a header of HEADER (number, bytes, CRC-32), then the bytes."""
+"""Prefix of the files of a session's store with small copies. Each copy has a header of HEADER (number, bytes, CRC-32)
+before its bytes."""
 HEADER: Final = struct.Struct("<QII")
 _PACKED: Final = 64 << 10
 """Bytes of the largest copy in the pack. It costs one write; a file of its own costs five times as much."""
@@ -40,8 +41,6 @@ _OF_CONTENT: Final = (Operation.WRITE_FILE, Operation.CREATE_FILE, Operation.DEL
 _DELETE: Final = Operation.DELETE_FILE
 _FICLONE: Final = 0x40049409
 _MOST_SENT: Final = 0x7FFFF000
-_IN_PACK: Final = -1
-"""In place of a number: the copy is in the pack."""
 _MOST_UNSYNCED: Final = 4096
 _RESERVE: Final = 256 << 20
 """Bytes of its disk that the store leaves free, or a twentieth of a smaller disk: programs and the trail need them."""
@@ -99,11 +98,14 @@ class PreimageStore:
         self._room_read_at = -inf
         self._links = True
         """Whether a file of the source can be linked into the store."""
-        self._unsynced: Final[dict[int, int]] = {}
-        """Numbers of the copies that are not on the disk, by inode number of the source's file."""
+        self._unsynced: Final[dict[int, bytes]] = {}
+        """Names of the copies that are not on the disk, by inode number of the source's file. The companion syncs a
+        copy before it renames the copy."""
         self._is_synced = True
         self._clones = True
         self._pack = -1
+        self._pack_name = b""
+        self._pack_lock: Final = threading.Lock()
         self._copying: queue.Queue[tuple[int, int, int]] | None = None
         self.losses: Final[deque[tuple[int, str]]] = deque()
         """Numbers of the contents that were not kept after all, with the reasons, until the trail has them."""
@@ -126,7 +128,7 @@ class PreimageStore:
         """Return why a counted file is not copied, or ""."""
         if (now := monotonic()) - self._room_read_at >= _SECONDS_OF_ROOM:
             self._room_read_at = now
-            self._room = _free_room(self._directory)
+            self._room = free_room(self._directory)
         return NO_ROOM if st.st_size > self._room else ""
 
     def take(self, number: int, directory: int, name: bytes, permit: Permit) -> bool:  # noqa: ARG002 - a change takes one
@@ -166,23 +168,28 @@ class PreimageStore:
         with suppress(OSError):
             os.unlink(b"%d" % number, dir_fd=self._directory)
 
-    def copy(self, number: int, fd: int, st: os.stat_result, *, name: bytes = b"") -> str:
-        """Clone or copy the content of an open file; return why it was not kept, or ""."""
-        if not name and st.st_size <= _PACKED and not os.listxattr(fd):
-            return self._append(number, fd, st)
-        name = name or b"%d" % number
+    def copy(self, number: int, fd: int, st: os.stat_result, *, packs: bool = True) -> str:
+        """Clone or copy the content of an open file; return why it was not kept, or "".
+
+        `packs`: a small copy goes to the pack.
+        """
+        if packs and st.st_size <= _PACKED and not os.listxattr(fd):
+            with self._pack_lock:
+                return self._append(number, fd, st)
+        name, partial = b"%d" % number, b"%d.copy" % number
         try:
-            copy = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
+            copy = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
         except OSError as error:
             return _reason(error)
         try:
             self._fill(copy, fd, st.st_size)
+            os.rename(partial, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         except OSError as error:
-            os.unlink(name, dir_fd=self._directory)
+            os.unlink(partial, dir_fd=self._directory)
             return _reason(error)
         finally:
             os.close(copy)
-        self._note_unsynced(st.st_ino, number)
+        self._note_unsynced(st.st_ino, name)
         return ""
 
     def _append(self, number: int, fd: int, st: os.stat_result) -> str:
@@ -190,18 +197,30 @@ class PreimageStore:
         try:
             if self._pack < 0:
                 flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-                self._pack = os.open(PACK, flags, 0o600, dir_fd=self._directory)
+                self._pack_name = b"%s-%d" % (PACK.encode(), number)
+                self._pack = os.open(self._pack_name, flags, 0o600, dir_fd=self._directory)
             data = os.pread(fd, st.st_size, 0)
             header = HEADER.pack(number, len(data), zlib.crc32(data))
             if os.writev(self._pack, [header, data]) != len(header) + len(data):
-                return FULL  # readers skip what is incomplete
+                self._end_pack()  # readers skip the incomplete copy at its end
+                return FULL
         except OSError as error:
             return _reason(error)
-        self._note_unsynced(st.st_ino, _IN_PACK)
+        self._note_unsynced(st.st_ino, self._pack_name)
         return ""
 
-    def _note_unsynced(self, ino: int, number: int) -> None:
-        self._unsynced[ino] = number
+    def close_pack(self) -> None:
+        """Close the pack, so that the companion can take its copies. The next small copy begins another pack."""
+        with self._pack_lock:
+            self._end_pack()
+
+    def _end_pack(self) -> None:
+        if self._pack >= 0:
+            os.close(self._pack)
+            self._pack = -1
+
+    def _note_unsynced(self, ino: int, name: bytes) -> None:
+        self._unsynced[ino] = name
         while len(self._unsynced) > _MOST_UNSYNCED:
             del self._unsynced[next(iter(self._unsynced))]
         self._is_synced = False
@@ -212,8 +231,7 @@ class PreimageStore:
             self._copying = queue.Queue()
             threading.Thread(target=self._copy_each, args=(self._copying,), daemon=True).start()
         self._copying.put((number, fd, st.st_size))
-        self._unsynced[st.st_ino] = number
-        self._is_synced = False
+        self._note_unsynced(st.st_ino, b"%d" % number)
 
     def _copy_each(self, waiting: queue.Queue[tuple[int, int, int]]) -> None:
         while True:
@@ -246,13 +264,8 @@ class PreimageStore:
 
         Return why the copy was not made, or "".
         """
-        name = b"%d.copy" % number
-        reason = self.copy(number, fd, st, name=name)
+        reason = self.copy(number, fd, st, packs=False)
         if not reason:
-            try:
-                os.rename(name, b"%d" % number, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-            except OSError as error:
-                return _reason(error)
             self._room -= st.st_size
         return reason
 
@@ -260,11 +273,10 @@ class PreimageStore:
         """Write the pre-image of a file to the disk, if it is not there: its new content will be. Any thread."""
         if self._is_synced:
             return
-        number = self._unsynced.pop(ino, None)
-        if number is not None:
+        name = self._unsynced.pop(ino, None)
+        if name is not None:
             self.wait_for_copies()
-            with suppress(OSError):  # it was never complete, or was removed
-                name = PACK.encode() if number == _IN_PACK else b"%d" % number
+            with suppress(OSError):  # it was never complete, was removed, or was synced and renamed
                 fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)
                 try:
                     os.fdatasync(fd)
@@ -294,12 +306,11 @@ class PreimageStore:
 
     def close(self) -> None:
         """Close the store."""
-        if self._pack >= 0:
-            os.close(self._pack)
+        self.close_pack()
         os.close(self._directory)
 
 
-def _free_room(directory: int) -> int:
+def free_room(directory: int) -> int:
     """Return the free bytes of the disk of a directory beyond the reserve; below 0: the reserve is in use."""
     disk = os.fstatvfs(directory)
     if not disk.f_blocks:  # a disk without a limit
