@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -47,12 +47,13 @@ class ImageStore:
 
     def run(self) -> None:
         """Hash, expire and measure until the process ends."""
-        again = True
+        self._bound()
+        self._wait(_PAUSE)
+        self._hash_ended()
         while True:
+            self._hash_own()
             self._bound()
             self._wait(_PAUSE)
-            self._hash(again=again)
-            again = False
 
     def _wait(self, seconds: float) -> None:
         """Wait, and meanwhile make room for one file at most."""
@@ -71,29 +72,31 @@ class ImageStore:
             self._channel.send(MessageKind.STORE_SIZE, {"size": usage(places_of(self._home)).bytes})
             self._measures_at = monotonic() + _BETWEEN
 
-    def _hash(self, *, again: bool) -> None:
-        """Hash the images of the session that are final; with `again` those of ended sessions, too."""
+    def _hash_own(self) -> None:
+        """Hash the images of the session to which no program can write any more."""
         with suppress(OSError):  # there is no image, the disk is full, or the server is gone: the next call tries again
             modified = self._directory.stat().st_mtime_ns
-            if modified != self._hashed_at:
-                names = os.listdir(self._directory)  # before the server ends the pack
-                waiting = {file.number for name in names if (file := ImageFile.parse(name)) and not file.hash}
-                in_use: set[int] = set()
-                if waiting or again or any(name.startswith(PACK) for name in names):
-                    in_use = self._in_use()
-                    self._hash_in(self._directory, names, in_use, again=again)
-                self._hashed_at = None if in_use & waiting else modified
-        if again:
-            ended = {each.session for each in read_all(self._home)[0] if each.ended or (each.pid and not lives(each))}
-            for directory in (place / session for place in places_of(self._home) for session in ended):
-                with suppress(OSError):
-                    self._hash_in(directory, os.listdir(directory), (), again=True)
+            if modified == self._hashed_at:
+                return
+            names = os.listdir(self._directory)  # before the server ends its pack
+            waiting = {file.number for name in names if (file := ImageFile.parse(name)) and not file.hash}
+            in_use: set[int] = set()
+            if waiting or any(name.startswith(PACK) for name in names):
+                in_use = self._in_use()
+                self._hash(self._directory, names, in_use)
+            self._hashed_at = None if in_use & waiting else modified
 
-    def _hash_in(self, directory: Path, names: list[str], in_use: Iterable[int], *, again: bool) -> None:
+    def _hash_ended(self) -> None:
+        ended = {each.session for each in read_all(self._home)[0] if each.ended or (each.pid and not lives(each))}
+        for directory in (place / session for place in places_of(self._home) for session in ended):
+            with suppress(OSError):
+                self._hash(directory, os.listdir(directory), set())
+
+    def _hash(self, directory: Path, names: list[str], in_use: set[int]) -> None:
         from bonobofs.undo.image_objects import hash_images  # noqa: PLC0415 - most sessions keep nothing at their start
 
         self._rested_at = monotonic()
-        hash_images(directory, names, set(in_use), self._rest, again=again)
+        hash_images(directory, names, in_use, self._rest)
 
     def _rest(self) -> None:
         self._wait(_RESTS * (monotonic() - self._rested_at))

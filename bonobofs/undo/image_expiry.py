@@ -95,12 +95,18 @@ def is_due(home: Path) -> bool:
 def drop_unmade(directory: Path) -> None:
     """Remove the links of files that still have their name: a killed session did not make these changes.
 
-    A file with a name more than it shows could not be written through a mount. A hashed image is a made change.
+    A file with a name more than it shows could not be written through a mount.
     """
     for entry in os.scandir(directory) if directory.is_dir() else ():
         with suppress(OSError):
-            if entry.name.isdecimal() and entry.stat(follow_symlinks=False).st_nlink > 1:
+            st = entry.stat(follow_symlinks=False)
+            if entry.name.isdecimal() and st.st_nlink > 1 and not _is_object(directory.parent, st.st_ino):
                 os.unlink(entry.path)
+
+
+def _is_object(store: Path, ino: int) -> bool:
+    """Return whether an image is being shared: the companion was killed before it gave the image its hash."""
+    return any(content.stat().st_ino == ino for content in (store / OBJECTS).glob("*/*"))
 
 
 def drop_unmade_changes(home: Path, source: str) -> None:

@@ -1,7 +1,7 @@
 """Hash the pre-images of a store, and let equal contents lie once (`undo.images`).
 
-A kill between any two system calls loses no image. The next call of `hash_images` with `again` completes the work.
-Each content is on the disk before its file is renamed, because the server does not sync a renamed copy.
+A kill between any two system calls loses no image, and the next call completes the work. Each content is on the disk
+before its file is renamed, because the server does not sync a renamed copy.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ _CANNOT_LINK: Final = (errno.EPERM, errno.EMLINK)
 Rest = Callable[[], None]
 
 
-def hash_images(
-    directory: Path, names: Collection[str], in_use: Collection[int], rest: Rest, *, again: bool = False
-) -> None:
+def hash_images(directory: Path, names: Collection[str], in_use: Collection[int], rest: Rest) -> None:
     """Hash images of a session's directory, and share their contents. OSError, such as a full disk.
 
     `names`: its files. No process writes to them, except to the images with a number `in_use`. `rest` is called after
-    each MiB. `again`: include hashed images whose content is not shared, because an earlier call was killed.
+    each MiB.
     """
     files = [file for name in names if (file := ImageFile.parse(name)) is not None]
     for file in files:
-        if file.number not in in_use and (again or not file.hash):
+        if not file.hash and file.number not in in_use:
             _hash_image(directory, file, rest)
     known = {file.number for file in files}
     for name in names:
@@ -49,49 +47,52 @@ def hash_images(
 def _hash_image(directory: Path, file: ImageFile, rest: Rest) -> None:
     path = directory / file.name
     with suppress(FileNotFoundError, PermissionError):  # it has expired, or the user may not read it
-        if path.stat(follow_symlinks=False).st_nlink != 1:
-            return  # its change was not made, or its content is shared
         with io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as content:
             before = os.fstat(content.fileno())
             os.fdatasync(content.fileno())
             digest = _hash(content, rest)
             os.posix_fadvise(content.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             after = os.fstat(content.fileno())
-        if (before.st_mtime_ns, before.st_ctime_ns) != (after.st_mtime_ns, after.st_ctime_ns):
-            return  # a program that opened it in the source still writes to it
-        if file.hash not in ("", digest):
-            return  # it is damaged
-        hashed = ImageFile(file.number, file.kept_at or int(before.st_ctime), digest)
-        with locked(directory.parent / f"{OBJECTS}.lock"):
-            path.rename(directory / hashed.name)
-            _share(directory, hashed)
+        if (before.st_mtime_ns, before.st_ctime_ns) == (after.st_mtime_ns, after.st_ctime_ns):
+            hashed = ImageFile(file.number, file.kept_at or int(before.st_ctime), digest)
+            with locked(directory.parent / f"{OBJECTS}.lock"):
+                _share(path, directory / hashed.name, object_path(directory.parent, digest), before.st_nlink)
     rest()
 
 
-def _share(directory: Path, file: ImageFile) -> None:
-    """Make an image and the object with its content one file. OSError."""
-    path, shared = directory / file.name, object_path(directory.parent, file.hash)
-    temporary = path.with_suffix(".link")
-    shared.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+def _share(path: Path, hashed: Path, shared: Path, links: int) -> None:
+    """Give an image its name with the hash, and make it one file with the object of that content. OSError.
+
+    An image with another name than the object is the link for a change that was not made, or not yet.
+    """
+    is_new = not shared.exists()
+    if links > 1 and (is_new or not shared.samefile(path)):
+        return
+    if not is_new and not _is_intact(shared):
+        shared.unlink()
+        is_new = True
     try:
-        with suppress(FileExistsError):
+        if is_new:
+            shared.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.link(path, shared)
-        if shared.samefile(path) or not _have_equal_xattrs(path, shared):
+        elif not shared.samefile(path) and _xattrs(shared) == _xattrs(path):
+            with suppress(FileExistsError):
+                os.link(shared, hashed)
+            path.unlink()
             return
-        temporary.unlink(missing_ok=True)
-        with io.FileIO(shared) as content:
-            is_intact = _hash(content) == file.hash
-        ends = (shared, path) if is_intact else (path, shared)
-        os.link(ends[0], temporary)
-        os.rename(temporary, ends[1])
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise
+    path.rename(hashed)
 
 
-def _have_equal_xattrs(*paths: Path) -> bool:
-    first, second = (xattrs_of(os.fsencode(path), _LONGEST_XATTR) for path in paths)
-    return first == second
+def _is_intact(shared: Path) -> bool:
+    with io.FileIO(shared) as content:
+        return _hash(content) == shared.name
+
+
+def _xattrs(path: Path) -> dict[str, str]:
+    return xattrs_of(os.fsencode(path), _LONGEST_XATTR)
 
 
 def _unpack(directory: Path, pack: str, known: Collection[int], rest: Rest) -> None:
