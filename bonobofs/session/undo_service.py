@@ -30,9 +30,8 @@ from bonobofs.undo.changes import Change, Selection, all_changes, change_id, par
 from bonobofs.undo.difference import FileDifference, differences
 from bonobofs.undo.execution import Execution, Failure, UndoJournal
 from bonobofs.undo.image_expiry import expire, places_of
-from bonobofs.undo.images import Images
+from bonobofs.undo.images import Image, Images
 from bonobofs.undo.plan import Plan, Record, plan
-from bonobofs.undo.tree import Image
 
 if TYPE_CHECKING:
     from bonobofs.policy.document import UndoTable

@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 from bonobofs.policy.request import Kind, Operation
 from bonobofs.system.paths import is_within
 from bonobofs.undo.changes import Change, FileState
-from bonobofs.undo.images import Images
-from bonobofs.undo.tree import Image
+from bonobofs.undo.images import Image, Images
 
 _LARGEST: Final = 4 << 20
 """Bytes of the largest content that is compared line by line."""

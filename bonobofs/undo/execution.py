@@ -25,10 +25,9 @@ from bonobofs.policy.decision import Permit
 from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.state.home import write_text
 from bonobofs.system import syscalls
-from bonobofs.undo.images import Images
+from bonobofs.undo.images import EMPTY, Image, Images
 from bonobofs.undo.plan import UndoStep
 from bonobofs.undo.preimages import xattrs_of
-from bonobofs.undo.tree import EMPTY, Image
 
 _CALLER: Final = Caller("undo")
 _LONGEST_VALUE: Final = 1 << 16

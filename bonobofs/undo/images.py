@@ -19,12 +19,24 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from bonobofs.undo.preimages import HEADER, PACK
-from bonobofs.undo.tree import Image
 
 OBJECTS: Final = "objects"
 _NAME: Final = re.compile(r"(\d+)(?:-(\d+)-([0-9a-f]{64}))?")
 _JUST_NOW: Final = 0.1
 """Seconds within which a directory may change without another time of modification."""
+
+
+class Image(NamedTuple):
+    """Content of a file in the store: the session and number of the change before which it was kept."""
+
+    session: str
+    number: int
+
+
+EMPTY: Final = Image("", 0)
+"""No bytes."""
+MISSING: Final = Image("", -1)
+"""Content that the store does not have."""
 
 
 class ImageFile(NamedTuple):
@@ -145,11 +157,10 @@ class Images:
     def _list(self, directory: Path) -> _Listing:
         found = self._listings.get(directory)
         try:
-            changed_at = directory.stat().st_mtime
+            if found is None or directory.stat().st_mtime >= found.read_at - _JUST_NOW:
+                found = self._listings[directory] = list_images(directory)
         except OSError:
             return _Listing(0, {}, {})
-        if found is None or changed_at >= found.read_at - _JUST_NOW:
-            found = self._listings[directory] = list_images(directory)
         return found
 
     def _verified(self, path: Path, digest: str) -> io.FileIO | None:

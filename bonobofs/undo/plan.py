@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, Self
 from bonobofs.audit.entry import NEW_VALUE, OLD_TARGET, OLD_VALUE, XATTRS
 from bonobofs.policy.request import Kind, Operation
 from bonobofs.undo.changes import Change, FileState, Restoration, file_keys, restored_files
-from bonobofs.undo.tree import EMPTY, MISSING, FileNode, Image, SourceTree
+from bonobofs.undo.images import EMPTY, MISSING, Image
+from bonobofs.undo.tree import FileNode, SourceTree
 
 CHANGED: Final = "the file was changed afterwards"
 GONE: Final = "the file is gone"

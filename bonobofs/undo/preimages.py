@@ -106,7 +106,7 @@ class PreimageStore:
         self._pack = -1
         self._pack_name = b""
         self._pack_lock: Final = threading.Lock()
-        self._copying: queue.Queue[tuple[int, int, int]] | None = None
+        self._copying: queue.Queue[tuple[int, int, os.stat_result]] | None = None
         self.losses: Final[deque[tuple[int, str]]] = deque()
         """Numbers of the contents that were not kept after all, with the reasons, until the trail has them."""
 
@@ -171,7 +171,8 @@ class PreimageStore:
     def copy(self, number: int, fd: int, st: os.stat_result, *, packs: bool = True) -> str:
         """Clone or copy the content of an open file; return why it was not kept, or "".
 
-        `packs`: a small copy goes to the pack.
+        The name appears when the copy is complete: a killed process leaves no half of a pre-image. `packs`: a small
+        copy goes to the pack.
         """
         if packs and st.st_size <= _PACKED and not os.listxattr(fd):
             with self._pack_lock:
@@ -185,7 +186,8 @@ class PreimageStore:
             self._fill(copy, fd, st.st_size)
             os.rename(partial, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         except OSError as error:
-            os.unlink(partial, dir_fd=self._directory)
+            with suppress(OSError):
+                os.unlink(partial, dir_fd=self._directory)
             return _reason(error)
         finally:
             os.close(copy)
@@ -230,22 +232,14 @@ class PreimageStore:
         if self._copying is None:
             self._copying = queue.Queue()
             threading.Thread(target=self._copy_each, args=(self._copying,), daemon=True).start()
-        self._copying.put((number, fd, st.st_size))
+        self._copying.put((number, fd, st))
         self._note_unsynced(st.st_ino, b"%d" % number)
 
-    def _copy_each(self, waiting: queue.Queue[tuple[int, int, int]]) -> None:
+    def _copy_each(self, waiting: queue.Queue[tuple[int, int, os.stat_result]]) -> None:
         while True:
-            number, fd, size = waiting.get()
-            # The name appears when the copy is complete: a killed process leaves no half of a pre-image.
-            try:
-                copy = os.open(b".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
-                try:
-                    self._fill(copy, fd, size)
-                    os.link(f"/proc/self/fd/{copy}", b"%d" % number, dst_dir_fd=self._directory, follow_symlinks=True)
-                finally:
-                    os.close(copy)
-            except OSError as error:
-                self.losses.append((number, _reason(error)))
+            number, fd, st = waiting.get()
+            if reason := self.copy(number, fd, st, packs=False):
+                self.losses.append((number, reason))
             os.close(fd)
             waiting.task_done()
 

@@ -9,24 +9,11 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from bonobofs.policy.request import Kind, kind_of
 from bonobofs.system import syscalls
 from bonobofs.undo.changes import FileState, Restoration
-
-
-class Image(NamedTuple):
-    """Content of a file in the store: the session and number of the change before which it was kept."""
-
-    session: str
-    number: int
-
-
-EMPTY: Final = Image("", 0)
-"""No bytes."""
-MISSING: Final = Image("", -1)
-"""Content that the store does not have."""
 
 
 class FileNode:

@@ -15,9 +15,8 @@ import pytest
 
 from bonobofs.undo.image_expiry import StoreUsage, drop_unmade, expire, usage
 from bonobofs.undo.image_objects import hash_images
-from bonobofs.undo.images import OBJECTS, ImageFile, Images
+from bonobofs.undo.images import OBJECTS, Image, ImageFile, Images
 from bonobofs.undo.preimages import HEADER
-from bonobofs.undo.tree import Image
 from tests.support.commands import environment
 
 _SESSION = "session"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -123,11 +124,16 @@ def test_small_copies_of_a_pack_are_shared(own_place: MakePlace, tmp_path: Path)
     assert state_of(one.source) == before
 
 
-def test_an_open_file_is_hashed_after_the_kernel_has_forgotten_it(own_place: MakePlace, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["kernel", "portable"])
+def test_an_open_file_is_hashed_after_the_kernel_has_forgotten_it(
+    own_place: MakePlace, tmp_path: Path, transport: str
+) -> None:
     """Its own link is the old content until then. A write to it copies first, and only the copy is hashed."""
-    before = _fill(tmp_path / "source", read=_DATA, written=_DATA * 2, closed=_DATA * 3)
-    place = own_place()
-    with (place.path / "read").open("r+b"), (place.path / "written").open("r+b") as written:
+    before = _fill(tmp_path / "source", read=_DATA, written=_DATA * 2, closed=_DATA * 3, mapped=_DATA * 4)
+    place = own_place(transport=transport)
+    with (place.path / "mapped").open("r+b") as file:
+        mapping = mmap.mmap(file.fileno(), 0)
+    with mapping, (place.path / "read").open("r+b"), (place.path / "written").open("r+b") as written:
         for name in before:
             (place.path / name).unlink()
         linked = written.fileno()
@@ -136,10 +142,13 @@ def test_an_open_file_is_hashed_after_the_kernel_has_forgotten_it(own_place: Mak
         assert os.fstat(linked).st_nlink == 0
         written.write(b"new")
         written.flush()
-        copy = _wait_for_hashes(place, 2)["written"]
-        assert copy.hash == sha256(_DATA * 2).hexdigest()
+        mapping[:3] = b"new"
+        mapping.flush()
+        copies = _wait_for_hashes(place, 3)
+        assert copies["written"].hash == sha256(_DATA * 2).hexdigest()
+        assert copies["mapped"].hash == sha256(_DATA * 4).hexdigest()
         assert os.fstat(linked).st_nlink == 0
-    _wait_for_hashes(place, 3)
+    _wait_for_hashes(place, 4)
     assert undo(place, agent="alice")["conflicts"] == []
     assert state_of(place.source) == before
 
