@@ -85,7 +85,7 @@ def _print(result: dict[str, Any], *, dry_run: bool) -> None:
         say(f"{result['completed']} undo that was killed was completed first")
     failed = {failure["path"] for failure in result["failures"]}
     for step in result["steps"]:
-        if step["path"] not in failed:
+        if step["path"] not in failed and step["do"] != "dir_times":
             say(f"  {_described(step)}")
     for failure in result["failures"]:
         say(f"failed: {failure['path']}: {failure['reason']}")

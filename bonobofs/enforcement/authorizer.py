@@ -152,8 +152,8 @@ class Admission:
 class Keeper(Protocol):
     """Keeps the pre-images of changes by path (`undo.preimages`)."""
 
-    def before(self, request: Request) -> dict[str, Any]:
-        """Return the details for the intent of a change."""
+    def before(self, request: Request, details: dict[str, Any]) -> dict[str, Any]:
+        """Return more details for the intent of a change."""
 
     def keep(self, number: int, request: Request, details: dict[str, Any]) -> str:
         """Keep the old content for the intent `number`; return why it is not kept, or ""."""

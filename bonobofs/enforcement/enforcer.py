@@ -280,7 +280,8 @@ class Enforcer:
             details = self._use(answers, details)
         keeper = (keeper or self.keeper) if guard == "file" else None
         if keeper is not None:
-            details = {**(details or {}), **keeper.before(request)}
+            details = details or {}
+            details = {**details, **keeper.before(request, details)}
         seq = self._intend(request, permit, caller, details, size, action, guard)
         admission = Admission(self._end, request, permit, seq, action, guard)
         if keeper is not None and details is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any, Final
 
-from bonobofs.audit.entry import AFTER, COUNTS, LAYER, NOT_KEPT, state_text
+from bonobofs.audit.entry import AFTER, COUNTS, DIR_TIMES, LAYER, NOT_KEPT, state_text
 from bonobofs.audit.writer import Trail
 from bonobofs.enforcement.authorizer import ACTIONS, Caller, Outcome
 from bonobofs.policy.decision import Layer, Permit
@@ -108,6 +108,7 @@ class WriteBatch:
         "caller",
         "count",
         "counter",
+        "dir_times",
         "generation",
         "last",
         "limit",
@@ -145,6 +146,8 @@ class WriteBatch:
         self.mode = -1
         self.state: os.stat_result | None = None
         """Stat after the last write, for the outcome."""
+        self.dir_times = ""
+        """Times of the directory in which the file was created, as DIR_TIMES; "" for an existing file."""
         self.not_kept = ""
         """Why the old content is not in the store of pre-images; "" if it is, or there was none."""
 
@@ -197,6 +200,8 @@ class WriteBatches:
             details["mode"] = f"{batch.mode:04o}"
         if batch.state is not None:
             details[AFTER] = state_text(batch.state)
+        if batch.dir_times:
+            details[DIR_TIMES] = batch.dir_times
         if batch.not_kept:
             details[NOT_KEPT] = batch.not_kept
         self._end(Outcome(batch.seq, batch.request, action, error, batch.written, details))

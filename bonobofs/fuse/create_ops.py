@@ -78,7 +78,9 @@ class CreateOps:
         self._layers.add_upper(parent, target_dir, name)
         self._mount.enforcer.rename_batch(_CREATING, node.id)
         node.batch = self._layers.limit_batch(batch, node, 0)
-        batch.state = os.fstat(node.fd) if node.layer is Layer.SOURCE else None
+        if node.layer is Layer.SOURCE:
+            batch.state = os.fstat(node.fd)
+            batch.dir_times = self._mount.preimages.dir_times(target_dir, directory)
         batch.not_kept = BY_GIT if self._has_truncated else ""
         node.kept_turn = self._mount.enforcer.trail.turn
         node.has_no_xattrs = True
@@ -114,10 +116,12 @@ class CreateOps:
         parent, directory = self._mount.parent_to_change(header, Operation.MKDIR, name)
         request = Request(Operation.MKDIR, self._mount.join(parent, name), Kind.DIRECTORY)
         groups = self._mount.groups(header, body)
-        with self._grants.admission(header, request) as permit:
+        admission = self._grants.admission(header, request)
+        with admission as permit:
             target_dir, directory = self._layers.target_dir(header, request, parent, directory, permit)
             make = partial(target_dir.store.mkdir, directory, name, mode & 0o7777, permit)
             self._mount.run_as(header, groups, umask, make)
+            self._mount.preimages.note_names(admission, target_dir, directory)
             self._layers.add_upper(parent, target_dir, name)
         return self._created_entry(target_dir, directory, name)
 
@@ -143,7 +147,7 @@ class CreateOps:
             self._mount.run_as(header, groups, umask, make)
             self._layers.add_upper(parent, target_dir, name)
             if target_dir.layer is Layer.SOURCE:
-                self._mount.preimages.after_name(admission, directory, name)
+                self._mount.preimages.after_name(admission, target_dir, directory, name)
         return self._created_entry(target_dir, directory, name)
 
     def _symlink(self, header: Header, body: memoryview) -> Reply:
@@ -156,7 +160,8 @@ class CreateOps:
         if self._grants.take_in_symlink(header, parent, name, target, groups):
             return self._created_entry(parent, directory, name)
         permit = self._staged.permit_new_name(header, request, context)
-        with self._mount.authorize(header, request, permit, details={"target": text}, layer=None) as permit:
+        admission = self._mount.authorize(header, request, permit, details={"target": text}, layer=None)
+        with admission as permit:
             target_dir, directory = self._layers.target_dir(header, request, parent, directory, permit)
             if permit.layer is Layer.STAGED:
                 return self._staged.staged_entry(
@@ -164,6 +169,7 @@ class CreateOps:
                 )
             make = partial(target_dir.store.symlink, directory, name, target, permit)
             self._mount.run_as(header, groups, 0, make)
+            self._mount.preimages.note_names(admission, target_dir, directory)
             self._layers.add_upper(parent, target_dir, name)
         return self._created_entry(target_dir, directory, name)
 
@@ -201,6 +207,7 @@ class CreateOps:
         with admission as permit:
             target_dir, directory = self._layers.target_dir(header, new, parent, directory, permit)
             node.store.link(node, directory, name, permit)
+            self._mount.preimages.note_names(admission, target_dir, directory)
             self._layers.add_upper(parent, target_dir, name)
         node.fingerprint = fingerprint_after_rename(st)
         self._mount.inodes.note_link(node.ino, node.parent, node.name)

@@ -190,13 +190,17 @@ class FdCache:
         if fd < 0:
             return self._open_directory(node)
         node.used = self._request
-        if node.parent is None or node is self._verified_dir or (not changing and self.now - node.checked < RECHECK):
+        if node is self._verified_dir or (not changing and (node.parent is None or self.now - node.checked < RECHECK)):
             return fd
-        st = self._stat_path(node, strict=changing)
-        if not self._is_node(node, st):
-            raise self._stale(node)
-        node.checked = self.now
+        if node.parent is None:
+            st = os.fstat(fd)
+        else:
+            st = self._stat_path(node, strict=changing)
+            if not self._is_node(node, st):
+                raise self._stale(node)
+            node.checked = self.now
         if changing:
+            node.mtime = st.st_mtime_ns
             self._verified_dir = node
         return fd
 
@@ -403,6 +407,7 @@ class FdCache:
             os.close(fd)
             raise self._reused(node)
         node.checked = self.now
+        node.mtime = st.st_mtime_ns
         return fd
 
     def handle(self, fd: int, name: bytes = b"") -> bytes:

@@ -176,7 +176,7 @@ class GrantOps:
         with admission as permit:
             if header.uid:
                 store.check_reserve(grant.size)
-            directory = store.directory(parent, changing=True)
+            directory, dir_time = store.directory(parent, changing=True), parent.mtime
             create = partial(store.create, directory, temporary, mode, permit)
             fd = self._mount.run_as(header, groups, umask | stat.S_IWOTH, create)
             self._mount.own_effects.note_name(parent.ino, temporary, 0)
@@ -186,7 +186,7 @@ class GrantOps:
                     job = LongCall(call)
                     yield job
                     job.check()
-                self._put_in_place(parent, name, temporary, grant, admission)
+                self._put_in_place(parent, name, temporary, grant, admission, dir_time)
                 self._mount.preimages.after(parent, admission, os.fstat(fd))
             except BaseException:
                 os.close(fd)
@@ -214,11 +214,11 @@ class GrantOps:
         details = {BY: temporary.decode(), "target": os.fsdecode(target), **self._before_taking_in(parent, name)}
         admission = self._mount.enforcer.authorize_published(request, self._mount.caller(header), details)
         with admission as permit:
-            directory = parent.store.directory(parent, changing=True)
+            directory, dir_time = parent.store.directory(parent, changing=True), parent.mtime
             self._mount.run_as(header, groups, 0, partial(parent.store.symlink, directory, temporary, target, permit))
             self._mount.own_effects.note_name(parent.ino, temporary, 0)
             try:
-                self._put_in_place(parent, name, temporary, grant, admission)
+                self._put_in_place(parent, name, temporary, grant, admission, dir_time)
             except BaseException:
                 with suppress(FileNotFoundError):
                     parent.store.unlink(parent.store.directory(parent, changing=True), temporary, permit)
@@ -231,8 +231,13 @@ class GrantOps:
         replaced = _status(directory, name)
         return {} if replaced is None else self._mount.preimages.before_removal(directory, name, replaced) or {}
 
-    def _put_in_place(self, parent: Node, name: bytes, temporary: bytes, grant: Grant, admission: Admission) -> None:
-        """Rename the whole file onto its path. EEXIST: the path has changed since the grant."""
+    def _put_in_place(
+        self, parent: Node, name: bytes, temporary: bytes, grant: Grant, admission: Admission, dir_time: int
+    ) -> None:
+        """Rename the whole file onto its path. EEXIST: the path has changed since the grant.
+
+        `dir_time`: time of modification of the directory before it had the temporary name.
+        """
         path, store = self._mount.join(parent, name), parent.store
         directory = store.directory(parent, changing=True)
         replaced = _status(directory, name)
@@ -244,6 +249,8 @@ class GrantOps:
         flags = syscalls.RENAME_NOREPLACE if replaced is None else 0
         rename = partial(store.rename, directory, temporary, directory, name, flags, admission.permit)
         self._mount.preimages.replace(admission, replaced, other, directory, name, rename)
+        parent.mtime = dir_time
+        self._mount.preimages.note_names(admission, parent, directory)
         self._mount.grants.published.add(path)
         if replaced is not None:
             self._mount.after_unlink(other, parent, name, replaced)

@@ -37,6 +37,8 @@ class Node:
     `mounted_over`: something else is mounted on this directory, which is shown empty. `has_no_xattrs`: the file was
     created through this mount and has been given no extended attribute.
 
+    `mtime` is the time of modification of a directory, in nanoseconds, when a change of a name in it last verified it.
+
     `kept`: the number of the pre-image that is a link of this inode, or 0. `kept_turn`: the last turn in which the
     content was kept.
     """
@@ -59,6 +61,7 @@ class Node:
         "layer",
         "lookups",
         "mounted_over",
+        "mtime",
         "name",
         "name_unverified",
         "parent",
@@ -93,6 +96,7 @@ class Node:
         self.position = 0
         self.used = 0
         self.checked = 0.0
+        self.mtime = 0
         self.batch: WriteBatch | None = None
         self.fingerprint = UNKNOWN
         self.kept = 0

@@ -11,7 +11,18 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from bonobofs.audit.entry import AFTER, BEFORE, LOSS, NEW_VALUE, NOT_KEPT, OLD_VALUE, REPLACED, state_text
+from bonobofs.audit.entry import (
+    AFTER,
+    BEFORE,
+    DIR_TIMES,
+    LOSS,
+    NEW_VALUE,
+    NOT_KEPT,
+    OLD_VALUE,
+    REPLACED,
+    TO_DIR_TIMES,
+    state_text,
+)
 from bonobofs.enforcement.authorizer import Admission
 from bonobofs.errors import TrailError
 from bonobofs.fuse.external_changes import fingerprint_of
@@ -108,12 +119,36 @@ class PreimageOps:
         if self.store is not None and node.layer is Layer.SOURCE:
             admission.details = {**(admission.details or {}), AFTER: self.state(node, st)}
 
-    def after_name(self, admission: Admission, directory: int, name: bytes) -> None:
-        """Add the state of the file that a change of the source has given a name to the outcome."""
+    def after_name(self, admission: Admission, parent: Node, directory: int, name: bytes) -> None:
+        """Add the state of the file that a change of the source has given a name to the outcome, as `note_names`."""
         if self.store is not None:
             with suppress(OSError):
                 st = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 admission.details = {**(admission.details or {}), AFTER: state_text(st)}
+        self.note_names(admission, parent, directory)
+
+    def note_names(
+        self, admission: Admission, parent: Node, directory: int, other: tuple[Node, int] | None = None
+    ) -> None:
+        """Add the times of a directory of the source in which a change has changed a name to the outcome.
+
+        `other`: the directory of the new path of a rename, and its descriptor.
+        """
+        if self.store is not None and parent.layer is Layer.SOURCE:
+            details = admission.details
+            if details is None:
+                details = admission.details = {}
+            details[DIR_TIMES] = self.dir_times(parent, directory)
+            if other is not None and other[0] is not parent:
+                details[TO_DIR_TIMES] = self.dir_times(*other)
+
+    def dir_times(self, parent: Node, directory: int) -> str:
+        """Return the times of a directory before and after the change of a name in it; "" without a store."""
+        if self.store is None:
+            return ""
+        before = parent.mtime
+        after = parent.mtime = os.fstat(directory).st_mtime_ns
+        return f"{before} {after}"
 
     def note_after(self, node: Node, admission: Admission) -> os.stat_result:
         """As `after`; return the state. OSError."""

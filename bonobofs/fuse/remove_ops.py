@@ -49,6 +49,7 @@ class RemoveOps:
             unlink = partial(self._mount.preimages.unlink, layer_dir.store, admission, st, node)
             remove = self._layers.removal(layer_dir, permit, unlink)
             self._mount.unpin_on_failure(node, lambda: remove(directory, name, permit))
+            self._mount.preimages.note_names(admission, layer_dir, directory)
         self._mount.after_unlink(node, layer_dir, name, st)
         self._layers.hide_name(parent, name, permit)
         return NOTHING
@@ -66,11 +67,13 @@ class RemoveOps:
         in_source = layer_dir.layer is Layer.SOURCE
         details = self._mount.preimages.before_removal(directory, name, st) if in_source else None
         context = decision if isinstance(decision, Permit) else LEAVES
-        with self._grants.admission(header, request, context, details=details) as permit:
+        admission = self._grants.admission(header, request, context, details=details)
+        with admission as permit:
             self._layers.check_shown_empty(layer_dir, directory, name, request.path, permit)
             remove = self._layers.removal(layer_dir, permit, layer_dir.store.rmdir)
             node = self._mount.pin_for_removal(layer_dir, directory, name, st)
             self._mount.unpin_on_failure(node, lambda: remove(directory, name, permit))
+            self._mount.preimages.note_names(admission, layer_dir, directory)
             self._mount.overlay.remove_upper_dir(request.path, permit)
         self._mount.after_unlink(node, layer_dir, name, st)
         self._layers.hide_name(parent, name, permit)

@@ -103,6 +103,9 @@ class RenameOps:
         admission = self._mount.authorize(header, request, *permits, details=details, layer=layer)
         with admission:
             self._move(origin, target, flags, admission)
+            if layer is Layer.SOURCE:
+                other = target.parent, target.directory
+                self._mount.preimages.note_names(admission, origin.parent, origin.directory, other)
         return NOTHING
 
     def _layer_of_move(self, origin: End, target: End, permits: list[Permit], *, exchange: bool) -> Layer:

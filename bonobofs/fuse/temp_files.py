@@ -294,7 +294,7 @@ class TempFileOps:
                 self._note_published(node, parent, name)
                 self._mount.mark_own_name(parent, name, node.ino)
                 self._mount.mark_own_change(node)
-                self._mount.preimages.after_name(admission, directory, name)
+                self._mount.preimages.after_name(admission, parent, directory, name)
         return self.staged_entry(node)
 
     def _check_in_source(self, directory: Node) -> None:
@@ -388,7 +388,7 @@ class TempFileOps:
             ends = target.directory, target.name
             publish = partial(self._rename_into_source, node, *ends, temporary.encode(), permit)
             self._mount.preimages.replace(admission, replaced, other, *ends, publish)
-            self._mount.preimages.after_name(admission, *ends)
+            self._mount.preimages.after_name(admission, target.parent, *ends)
         if replaced is not None:
             self._mount.after_unlink(other, target.parent, target.name, replaced)
         if node.kind is Kind.SYMLINK:

@@ -9,7 +9,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-from bonobofs.audit.entry import AFTER, BEFORE, LAYER, LOSS, NOT_KEPT, REPLACED, TURN, UNDO, AuditEntry
+from bonobofs.audit.entry import (
+    AFTER,
+    BEFORE,
+    DIR_TIMES,
+    LAYER,
+    LOSS,
+    NOT_KEPT,
+    REPLACED,
+    TO_DIR_TIMES,
+    TURN,
+    UNDO,
+    AuditEntry,
+)
 from bonobofs.audit.reader import entries_from
 from bonobofs.audit.trail_storage import stat_trail
 from bonobofs.errors import UsageError
@@ -17,6 +29,8 @@ from bonobofs.policy.request import CHANGES, Kind, Operation, kind_of
 from bonobofs.system.paths import is_within
 
 _SHORT: Final = 8
+_KEEPING: Final = (Operation.RENAME, Operation.LINK, Operation.SET_TIMES)
+"""Operations of an undo that give no file a new inode."""
 
 
 class FileState(NamedTuple):
@@ -104,6 +118,15 @@ class Change(NamedTuple):
         """The file at the new path of a rename before it."""
         return FileState.parse(self.details.get(REPLACED))
 
+    def dir_times(self) -> list[tuple[str, tuple[int, int] | None]]:
+        """Return the paths whose names the change has changed, each with the times of its directory before and after.
+
+        None: the record does not have them.
+        """
+        details = {} if self.outcome is None else self.outcome.details
+        keys = (DIR_TIMES, TO_DIR_TIMES) if TO_DIR_TIMES in details else (DIR_TIMES,)
+        return [(path, _times(details.get(key))) for key, path in zip(keys, self.paths, strict=False)]
+
     @property
     def not_kept(self) -> str:
         """Why the old content was not kept; "" if it was, or there was none."""
@@ -131,6 +154,11 @@ class Change(NamedTuple):
             and entry.operation in CHANGES
             and LAYER not in entry.details
         )
+
+
+def _times(text: object) -> tuple[int, int] | None:
+    words = text.split(" ") if isinstance(text, str) else []
+    return (int(words[0]), int(words[1])) if len(words) == 2 and all(map(str.isdecimal, words)) else None
 
 
 def change_id(session: str, seq: int) -> str:
@@ -221,8 +249,8 @@ def restored_files(changes: Iterable[Change]) -> dict[int, list[Restoration]]:
     for change in changes:
         by_id[change.id] = change
         original = by_id.get(str(change.details.get(UNDO)))
-        if original is None or change.after is None or change.operation in (Operation.RENAME, Operation.LINK):
-            continue  # these keep the file
+        if original is None or change.after is None or change.operation in _KEEPING:
+            continue
         old = original.replaced if change.path == original.details.get("to") else original.before
         if old is not None and old.kind is change.after.kind:
             earlier = (restoration.inos for restoration in found.get(old.ino, ()))

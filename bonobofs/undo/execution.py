@@ -33,6 +33,7 @@ _CALLER: Final = Caller("undo")
 _LONGEST_VALUE: Final = 1 << 16
 """Bytes of the largest extended attribute of Linux."""
 _SENT: Final = 0x7FFFF000
+_LEFT: Final = -1
 
 
 class Failure(NamedTuple):
@@ -52,6 +53,8 @@ class Execution:
         self._authorizer: Final = authorizer
         self._images: Final = images
         self._root: Final = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._dir_times: Final[dict[int, int]] = {}
+        """Time of each directory after the last step in it, by inode number; _LEFT: another change of it stays."""
         self._may_exist = False
         """Whether the killed undo may have created the file of the present step, without its state."""
         self._make: Final[dict[str, Callable[[UndoStep], None]]] = {
@@ -66,6 +69,7 @@ class Execution:
             "mode": self._set_mode,
             "owner": self._set_owner,
             "times": self._set_times,
+            "dir_times": self._set_dir_time,
             "xattr": self._set_xattr,
         }
 
@@ -81,6 +85,9 @@ class Execution:
         steps = journal.steps
         failures = [Failure(steps[number].path, reason, steps[number].change) for number, reason in journal.failures]
         failed = {failure.path for failure in failures}
+        if not journal.is_resumed:
+            known = (step.arguments for step in steps if step.do == "dir_times" and "ino" in step.arguments)
+            self._dir_times.update({arguments["ino"]: arguments["now"] for arguments in known})
         for number, step in enumerate(steps):
             if number < journal.done:
                 continue
@@ -88,7 +95,8 @@ class Execution:
             try:
                 if step.path not in failed and not self._is_made(step, journal):
                     self._prepare(step, journal)
-                    self._make[step.do](step)
+                    with self._noting_dir_times(step):
+                        self._make[step.do](step)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise
@@ -142,7 +150,7 @@ class Execution:
         above, _, name = os.fsencode(path).rpartition(b"/")
         directory = syscalls.open_beneath(self._root, above or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            yield directory, name
+            yield directory, name or b"."
         finally:
             os.close(directory)
 
@@ -299,6 +307,33 @@ class Execution:
         with self._change(Operation.SET_TIMES, step, self._kind(step.path)) as (_, directory, name):
             st = os.stat(name, dir_fd=directory, follow_symlinks=False)
             os.utime(name, ns=(st.st_atime_ns, mtime), dir_fd=directory, follow_symlinks=False)
+
+    def _set_dir_time(self, step: UndoStep) -> None:
+        """Set the time of a directory whose changes were all taken back; the policy and the owner must permit it."""
+        st = self._stat(step.path)
+        if st is None or self._dir_times.get(st.st_ino, st.st_mtime_ns) != st.st_mtime_ns:
+            return  # another program has changed a name meanwhile
+        request = Request(Operation.SET_TIMES, WorkspacePath(step.path), Kind.DIRECTORY)
+        is_permitted = isinstance(self._authorizer.decide(request, Context(in_source=True)), Permit)
+        if st.st_mtime_ns != step.arguments["mtime"] and is_permitted:
+            with suppress(PermissionError):
+                self._set_times(step)
+
+    @contextmanager
+    def _noting_dir_times(self, step: UndoStep) -> Iterator[None]:
+        """Note the times of the directories in which a step changes names, and changes of them by other programs."""
+        paths = {path.rpartition("/")[0] for path in (step.path, step.arguments.get("to", step.path))}
+        for st in filter(None, map(self._stat, paths)):
+            if self._dir_times.setdefault(st.st_ino, st.st_mtime_ns) != st.st_mtime_ns:
+                self._dir_times[st.st_ino] = _LEFT
+        try:
+            yield
+        except OSError:
+            self._dir_times.update({st.st_ino: _LEFT for st in filter(None, map(self._stat, paths))})
+            raise
+        for st in filter(None, map(self._stat, paths)):
+            if self._dir_times[st.st_ino] != _LEFT:
+                self._dir_times[st.st_ino] = st.st_mtime_ns
 
     def _set_xattr(self, step: UndoStep) -> None:
         key, value = step.arguments["name"], step.arguments["value"]

@@ -16,6 +16,7 @@ from bonobofs.audit.entry import NEW_VALUE, OLD_TARGET, OLD_VALUE, XATTRS
 from bonobofs.policy.request import Kind, Operation
 from bonobofs.undo.changes import Change, FileState, Restoration, file_keys, restored_files
 from bonobofs.undo.images import EMPTY, MISSING, Image
+from bonobofs.undo.preimages import OF_NAMES
 from bonobofs.undo.tree import FileNode, SourceTree
 
 CHANGED: Final = "the file was changed afterwards"
@@ -42,7 +43,7 @@ class UndoStep:
     """One change that the undo makes. `arguments` have a JSON form."""
 
     do: str
-    """remove, rmdir, mkdir, put, rename, exchange, link, symlink, mode, owner, times or xattr."""
+    """remove, rmdir, mkdir, put, rename, exchange, link, symlink, mode, owner, times, xattr or dir_times."""
     path: str
     change: str
     """Name of the change that it takes back."""
@@ -121,6 +122,7 @@ def _empty(step: UndoStep) -> None:
         step.arguments["image"] = list(EMPTY)
 
 
+_CHANGING_NAMES: Final = ("remove", "rmdir", "mkdir", "put", "rename", "exchange", "link", "symlink")
 _UNKNOWN: Final = "?"
 _OF_NAMES: Final = (Operation.CREATE_FILE, Operation.DELETE_FILE, Operation.SYMLINK, Operation.LINK, Operation.RENAME)
 
@@ -140,6 +142,10 @@ class _Planner:
         self._touched: Final[dict[FileNode, int]] = {}
         """Number of the steps that change a file."""
         self._values: Final[dict[tuple[FileNode, str], str | None]] = {}
+        self._dirs: Final[dict[FileNode, str]] = {}
+        """Directories whose time the steps change, or should change, each with the name of a change."""
+        self._without_time: Final[set[FileNode]] = set()
+        """Directories that have had other changes of names since: these keep the time that they get."""
         self._change: Change
 
     def plan(self, newest_first: list[Change]) -> None:
@@ -151,6 +157,7 @@ class _Planner:
                 self._take_back(change)
             except UndoConflict as conflict:
                 self._refuse(change, str(conflict))
+        self._set_dir_times()
         self.steps[:] = [step for step in self.steps if step.do]
         missing = {step.change for step in self.steps if step.arguments.get("image") == list(MISSING)}
         for change in newest_first:
@@ -168,9 +175,33 @@ class _Planner:
         if change.outcome is None:
             raise UndoConflict(UNKNOWN_END)
         _INVERSES[Operation(change.operation)](self, change)
+        for path, times in change.dir_times() if change.operation in OF_NAMES else ():
+            above = self._tree.directory_of(path)
+            if above is not None and (times is not None or change.operation != Operation.WRITE_FILE):
+                self._return_time(above, *(times or (0, -1)))
+
+    def _return_time(self, node: FileNode, before: int, after: int) -> None:
+        """Give a directory the time before a change of its names, if it has that after the change."""
+        if before != after:
+            self._dirs[node] = self._change.id
+            if node.mtime == after:
+                node.mtime = before
+            else:
+                self._without_time.add(node)
+
+    def _set_dir_times(self) -> None:
+        for path, node in self._tree.directories():
+            if node in self._dirs and node not in self._without_time:
+                now = {} if node.real is None else {"ino": node.ino, "now": node.disk_mtime}
+                self.steps.append(UndoStep("dir_times", path, self._dirs[node], {"mtime": node.mtime, **now}))
 
     def _step(self, do: str, path: str, node: FileNode, **arguments: Any) -> UndoStep:
         step = UndoStep(do, path, self._change.id, arguments)
+        if do in _CHANGING_NAMES:
+            for each in (path, arguments.get("to", path)):
+                above = self._tree.directory_of(each)
+                if above is not None:
+                    self._dirs[above] = self._change.id
         if do != "link" and node not in self._touched and node.kind is Kind.FILE and node.real is not None:
             step.expected = [node.disk_size, node.disk_mtime]
         self._touched[node] = self._touched.get(node, 0) + 1
@@ -438,8 +469,10 @@ class _Planner:
                     self._step("owner", path, node, uid=before.uid, gid=before.gid)
             elif (node.uid, node.gid) != (before.uid, before.gid):
                 raise UndoConflict("the owner was changed afterwards")
-        if steps and before.mtime not in (after.mtime, node.mtime) and before.size == after.size:
-            if node.mtime != after.mtime and not node.is_dir:
+        if node.is_dir:
+            self._return_time(node, before.mtime, after.mtime)
+        elif steps and before.mtime not in (after.mtime, node.mtime) and before.size == after.size:
+            if node.mtime != after.mtime:
                 raise UndoConflict("the time was changed afterwards")
             node.mtime = before.mtime
             self._step("times", path, node, mtime=before.mtime)

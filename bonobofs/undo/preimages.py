@@ -24,7 +24,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final, NamedTuple, Self
 
-from bonobofs.audit.entry import AFTER, BEFORE, BY, OLD_TARGET, XATTRS, state_text
+from bonobofs.audit.entry import AFTER, BEFORE, BY, DIR_TIMES, OLD_TARGET, TO_DIR_TIMES, XATTRS, state_text
 from bonobofs.policy.decision import Permit
 from bonobofs.policy.request import Operation, Request
 from bonobofs.system.syscalls import open_beneath
@@ -39,6 +39,11 @@ COPIED_AT_ONCE: Final = 1 << 20
 """Bytes that the serving thread copies itself: about a millisecond."""
 _OF_CONTENT: Final = (Operation.WRITE_FILE, Operation.CREATE_FILE, Operation.DELETE_FILE)
 _DELETE: Final = Operation.DELETE_FILE
+OF_NAMES: Final = (
+    *_OF_CONTENT,
+    *(Operation.RENAME, Operation.LINK, Operation.SYMLINK, Operation.MKDIR, Operation.RMDIR, Operation.MKNOD),
+)
+"""Operations that may change a name in a directory."""
 _FICLONE: Final = 0x40049409
 _MOST_SENT: Final = 0x7FFFF000
 _MOST_UNSYNCED: Final = 4096
@@ -338,11 +343,18 @@ class PathKeeper:
         self._linked: Final[dict[int, int]] = {}
         """Inode numbers of linked pre-images of changes without an outcome, by number."""
 
-    def before(self, request: Request) -> dict[str, Any]:
-        """Return what the intent of a change says of the file at the path; {} if there is none."""
+    def before(self, request: Request, details: dict[str, Any]) -> dict[str, Any]:
+        """Return what the intent of a change says of the file at the path, if there is one, and of its directory."""
+        found: dict[str, Any] = {}
+        to = str(details.get("to", request.path))
+        if to.rpartition("/")[0] != request.path.rpartition("/")[0]:
+            with suppress(OSError), self._directory(to) as (directory, _):
+                found[TO_DIR_TIMES] = os.fstat(directory).st_mtime_ns
         with suppress(OSError), self._directory(request.path) as (directory, name):
-            return removal_details(directory, name, os.stat(name, dir_fd=directory, follow_symlinks=False))
-        return {}
+            if request.operation in OF_NAMES:
+                found[DIR_TIMES] = os.fstat(directory).st_mtime_ns
+            found |= removal_details(directory, name, os.stat(name, dir_fd=directory, follow_symlinks=False))
+        return found
 
     def keep(self, number: int, request: Request, details: dict[str, Any]) -> str:
         """Keep the content that a change removes or replaces; return why it is not kept, or ""."""
@@ -383,9 +395,15 @@ class PathKeeper:
     def after(self, number: int, request: Request, details: dict[str, Any]) -> dict[str, Any]:
         """Return what the outcome of a change says of the file at the path, or at the new path of a rename."""
         self._linked.pop(number, None)
-        with suppress(OSError), self._directory(str(details.get("to", request.path))) as (directory, name):
-            return {AFTER: state_text(os.stat(name, dir_fd=directory, follow_symlinks=False))}
-        return {}
+        to = str(details.get("to", request.path))
+        found: dict[str, Any] = {}
+        for key, path in ((DIR_TIMES, request.path), (TO_DIR_TIMES, to)):
+            if key in details:
+                with suppress(OSError), self._directory(path) as (directory, _):
+                    found[key] = f"{details[key]} {os.fstat(directory).st_mtime_ns}"
+        with suppress(OSError), self._directory(to) as (directory, name):
+            found[AFTER] = state_text(os.stat(name, dir_fd=directory, follow_symlinks=False))
+        return found
 
     def drop(self, number: int) -> None:
         """Remove a pre-image: the change was not made."""
@@ -400,7 +418,7 @@ class PathKeeper:
         above, _, name = os.fsencode(path).rpartition(b"/")
         directory = open_beneath(self._root, above or b".", os.O_PATH | os.O_DIRECTORY)
         try:
-            yield directory, name
+            yield directory, name or b"."
         finally:
             os.close(directory)
 

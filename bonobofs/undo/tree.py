@@ -128,6 +128,15 @@ class SourceTree:
                 if name not in node.children:
                     yield name
 
+    def directories(self) -> Iterator[tuple[str, FileNode]]:
+        """Yield the directories that were found, with their paths."""
+        found = [("", self._root)]
+        while found:
+            path, node = found.pop()
+            yield path, node
+            below = ((_join(path, name), child) for name, child in node.children.items() if child is not None)
+            found += [(name, child) for name, child in below if child.is_dir]
+
     def path_of(self, state: FileState) -> str | None:
         """Return a path of the file of a recorded state; None: there is none."""
         return self._search(self._root, "", state)

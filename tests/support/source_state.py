@@ -17,11 +17,12 @@ State = dict[str, tuple[object, ...]]
 
 
 def state_of(source: Path) -> State:
-    """Return kind, mode, owner, content, time and names of each file; of directories no time.
+    """Return kind, mode, owner, content, time and names of each file and directory.
 
     The names of a file are those that lead to its inode.
     """
-    found: State = {}
+    top = source.stat()
+    found: State = {"": (top.st_mode, top.st_uid, top.st_gid, top.st_mtime_ns)}
     names: dict[int, list[str]] = {}
     for above, directories, files in os.walk(source):
         for name in [*directories, *files]:
@@ -29,7 +30,7 @@ def state_of(source: Path) -> State:
             st = path.lstat()
             key = str(path.relative_to(source))
             if stat.S_ISDIR(st.st_mode):
-                found[key] = (st.st_mode, st.st_uid, st.st_gid)
+                found[key] = (st.st_mode, st.st_uid, st.st_gid, st.st_mtime_ns, xattrs_of(path))
                 continue
             if stat.S_ISLNK(st.st_mode):
                 content = os.readlink(path)
@@ -37,14 +38,15 @@ def state_of(source: Path) -> State:
                 content = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(st.st_mode) else ""
             group = names.setdefault(st.st_ino, [])
             group.append(key)
-            xattrs = tuple(
-                (each, os.getxattr(path, each, follow_symlinks=False))
-                for each in sorted(os.listxattr(path, follow_symlinks=False))
-            )
-            found[key] = (st.st_mode, st.st_uid, st.st_gid, content, st.st_mtime_ns, xattrs, group)
+            found[key] = (st.st_mode, st.st_uid, st.st_gid, content, st.st_mtime_ns, xattrs_of(path), group)
     for group in names.values():
         group.sort()
     return found
+
+
+def xattrs_of(path: Path) -> tuple[tuple[str, bytes], ...]:
+    names = sorted(os.listxattr(path, follow_symlinks=False))
+    return tuple((each, os.getxattr(path, each, follow_symlinks=False)) for each in names)
 
 
 def undo(place: Place, **options: Any) -> dict[str, Any]:
