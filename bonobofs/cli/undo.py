@@ -20,6 +20,9 @@ from bonobofs.system.paths import is_within
 if TYPE_CHECKING:
     from bonobofs.undo.changes import Selection
 
+_ID = 12
+"""Digits of an object id that are shown."""
+
 Json = Annotated[bool, Option("--json", help="One JSON document.")]
 SessionOption = Annotated[
     str | None, Option("--session", metavar="UUID", help="A session, by the first digits of its UUID.")
@@ -40,7 +43,7 @@ def undo(
     dry_run: Annotated[bool, Option("--dry-run", help="Show what it would do, and change nothing.")] = False,
     json: Json = False,
 ) -> int:
-    """Take back changes of files: exactly the selected ones, newest first. The undo can be undone.
+    """Take back changes of files and publications: exactly the selected ones, newest first. The undo can be undone.
 
     A file that is no longer as the changes left it is a conflict: it stays untouched and is listed. In a mount, the
     command acts as the session's agent and takes back its own changes; the role must have the tool `undo`. Elsewhere
@@ -111,6 +114,9 @@ def _described(step: dict[str, Any]) -> str:
         "mkdir": f"make directory {path}",
         "rmdir": f"remove directory {path}",
     }
+    if step["do"] == "publish":
+        moves = (f"{ref} to {new[:_ID] or 'no commit'}" for ref, _, new in arguments["updates"])
+        return f"move back {', '.join(moves)}"
     return texts.get(step["do"]) or (f"remove {path}" if step["do"] == "remove" else f"set {step['do']} of {path}")
 
 

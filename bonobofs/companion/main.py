@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bonobofs.companion.change_attribution import ChangeAttribution
 from bonobofs.companion.change_forwarder import ChangeForwarder
-from bonobofs.companion.git_worker import GitWorker
 from bonobofs.companion.image_store import ImageStore
 from bonobofs.companion.policy_reloader import PolicyReloader
 from bonobofs.companion.remote_authorizer import RemoteAuthorizer
@@ -31,6 +30,7 @@ from bonobofs.companion.session_context import SessionContext
 from bonobofs.companion.session_questions import SessionQuestions
 from bonobofs.companion.socket_server import Handler, Limits, SocketServer
 from bonobofs.errors import MountError, reason
+from bonobofs.git.git_worker import GitWorker
 from bonobofs.ipc.channel import Channel, CompanionStatus, Message, MessageKind
 from bonobofs.ipc.session_config import CompanionConfig, SessionConfig
 from bonobofs.policy.request import Principal

@@ -69,10 +69,10 @@ def _check(name: str, value: Any, kind: Any) -> None:
 
 
 if TYPE_CHECKING:
-    from bonobofs.companion.git_worker import GitWorker
     from bonobofs.companion.session_questions import SessionQuestions
     from bonobofs.files.file_guard import FileGuard
     from bonobofs.files.file_tools import FileTools
+    from bonobofs.git.git_worker import GitWorker
 
 
 class GrantedCheckout(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from bonobofs.audit.reader import since as moment_of
 from bonobofs.companion.session_context import SessionContext
@@ -12,6 +13,9 @@ from bonobofs.enforcement.authorizer import Caller
 from bonobofs.errors import UsageError
 from bonobofs.policy.request import Operation, Request, WorkspacePath
 from bonobofs.undo.changes import Selection
+
+if TYPE_CHECKING:
+    from bonobofs.session.undo_refs import RefsOfSource
 
 
 def _preview(
@@ -27,7 +31,7 @@ def _preview(
 
     _record(session, "undo.preview", path)
     selected = _selection(session, change, turn, since, path, this_session=this_session)
-    planned = undo_service.preview(session.home, session.session.source, selected, session.access_path)
+    planned = undo_service.preview(session.home, session.session.source, selected, _refs(session))
     return undo_service.as_document(undo_service.UndoResult(planned, [], 0))
 
 
@@ -52,10 +56,16 @@ def _undo(
             selected,
             own.session,
             session.guard,
-            session.access_path,
+            _refs(session),
             agent=own.agent_id,
         )
     return undo_service.as_document(result)
+
+
+def _refs(session: SessionContext) -> RefsOfSource:
+    from bonobofs.session.undo_refs import RefsOfSource  # noqa: PLC0415 - as above
+
+    return RefsOfSource(Path(session.access_path), lambda: session.git_worker)
 
 
 def _record(session: SessionContext, name: str, path: str | None) -> None:

@@ -51,7 +51,7 @@ MOST_COMMITS: Final = 20_000
 MOST_PATHS: Final = 200_000
 _MOST_SEARCHED: Final = 200_000
 """Number of published commits that a search for the original of a foreign commit reads."""
-_MOST_RECORDED: Final = 1000
+MOST_RECORDED: Final = 1000
 """Commits and paths that an entry lists at most. The entry also has their total number."""
 _ZERO: Final = frozenset("0")
 
@@ -137,11 +137,12 @@ class Publisher:
         journal: Journal,
         objects: Path,
         lock: AbstractContextManager[object] = _NO_LOCK,
+        is_operator: bool = False,
     ) -> None:
         """`objects` is an object directory whose content is added to the source once the updates are authorized.
 
         `repository` must have been opened with it. `lock` is a lock. It is held during each call of the authorizer, and
-        from intent to outcome.
+        from intent to outcome. `is_operator`: the agent is the operator, who may move every ref.
         """
         self._authorizer: Final = authorizer
         self._repository: Final = repository
@@ -149,6 +150,7 @@ class Publisher:
         self._objects: Final = objects
         self._journal: Final = journal
         self._lock: Final = lock
+        self._is_operator: Final = is_operator
         self._rules: Final = rules_of(authorizer.policy.document)
         self._own: Final = identity(authorizer.agent, self._rules)
         self._tips: Final = repository.protected_tips(self._rules)
@@ -179,7 +181,7 @@ class Publisher:
         caller = caller._replace(details={**intended, **caller.details})
         if not 0 < len(updates) <= MOST_UPDATES or len({update.ref for update in updates}) != len(updates):
             self._refuse(branch_rules.LIMIT.of(operation), caller)
-        moves = [self._judge(update, issue, operation, caller) for update in updates]
+        moves = self._judge_all(updates, issue, operation, caller)
         published = [move.published for move in moves]
         related = list(dict.fromkeys(part for move in moves for part in move.related))
         entry = {**self._recorded(published, related), **({"issue": issue} if issue else {}), **(details or {})}
@@ -201,6 +203,21 @@ class Publisher:
             mark_recorded(incomplete)
             raise incomplete
         return published
+
+    def check(self, updates: Sequence[RefUpdate], caller: Caller) -> None:
+        """Judge updates as `publish` does, and make none. Raises Refused, GitError."""
+        for move in self._judge_all(updates, None, Operation.PUBLISH, caller):
+            for part in move.related:
+                decision = self._authorizer.decide(part.request, part.context)
+                if isinstance(decision, Denied):
+                    self._refuse(decision, caller)
+
+    def _judge_all(
+        self, updates: Sequence[RefUpdate], issue: str | None, operation: Operation, caller: Caller
+    ) -> list[_Move]:
+        if self._is_operator:
+            return [_Move(self._judge_for_operator(update, operation, caller), []) for update in updates]
+        return [self._judge(update, issue, operation, caller) for update in updates]
 
     def _make(
         self, published: list[Published], operation: Operation, follow: CheckoutUpdate, permit: Permit
@@ -250,6 +267,17 @@ class Publisher:
         self._demand_role(Operation.RESET if resets else branch_rules.OPERATIONS[kind], caller)
         related = self._judge_commits(commits, context.current, new, issue, operation, caller) if new else []
         return _Move(Published(ref, context.current, new, kind, tuple(commits)), related)
+
+    def _judge_for_operator(self, update: RefUpdate, operation: Operation, caller: Caller) -> Published:
+        """Return a move, which is refused only if the ref has moved, or is the branch of another checkout."""
+        ref, old, new = update
+        is_branch = ref.startswith(BRANCHES)
+        context = self._branch_facts(ref, old, new if is_branch else "", operation, caller)
+        refusal = branch_rules.CHECKED_OUT if is_branch and context.is_checked_out else None
+        refusal = branch_rules.MOVED if context.current != old else refusal
+        self._demand(refusal, operation, caller, f"Reference: {ref}.")
+        kind = UpdateKind.TAG if new and not is_branch else branch_rules.kind_of(context, merges=False)
+        return Published(ref, context.current, new, kind, ())
 
     def _judge_tag(self, update: RefUpdate, issue: str | None, operation: Operation, caller: Caller) -> _Move:
         ref, old, new = update
@@ -426,12 +454,12 @@ class Publisher:
     def _recorded(self, published: Sequence[Published], related: Sequence[RelatedChange]) -> dict[str, Any]:
         paths = list(dict.fromkeys(part.request.path for part in related))
         updates = [
-            {**one._asdict(), "commits": list(one.commits[-_MOST_RECORDED:]), "count": len(one.commits)}
+            {**one._asdict(), "commits": list(one.commits[-MOST_RECORDED:]), "count": len(one.commits)}
             for one in published
         ]
         return {
             "updates": updates,
-            "paths": paths[:_MOST_RECORDED],
+            "paths": paths[:MOST_RECORDED],
             "path_count": len(paths),
         }
 

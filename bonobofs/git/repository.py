@@ -92,6 +92,10 @@ class GitRepository:
         except (KeyError, pygit2.GitError, pygit2.InvalidSpecError):
             return ""
 
+    def has(self, oid: str) -> bool:
+        """Return whether the repository has an object."""
+        return pygit2.Oid(hex=oid) in self.raw.odb
+
     def commit(self, oid: str) -> pygit2.Commit | None:
         """Return the commit with this id, or None if it is missing or not a commit."""
         try:

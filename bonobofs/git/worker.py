@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Unpack
 
@@ -35,11 +36,21 @@ from bonobofs.errors import BonobofsError, GitError
 from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import RuleRefusal, UpdateKind, identity, rules_of
 from bonobofs.git.journal import HEAD, JOURNAL, Journal, Leftover, recover
-from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, IncompleteError, Published, Publisher, RefUpdate
+from bonobofs.git.publication import (
+    GUARD,
+    MOST_RECORDED,
+    MOST_UPDATES,
+    PUSH,
+    IncompleteError,
+    Published,
+    Publisher,
+    RefUpdate,
+)
 from bonobofs.git.published_files import prepare
 from bonobofs.git.repository import GitRepository, TreeDifference
 from bonobofs.git.shared_head import HeadReplacement, IndexConflictError, IndexReplacement, finish_index
 from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, find_git_dirs, read_head
+from bonobofs.git.tree_changes import workspace_path
 from bonobofs.ipc.codec import decode_decision, encode_denied, encode_request
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.decision import Denied, Permit, Refused, as_document
@@ -59,6 +70,7 @@ _TRIES: Final = 50
 _BETWEEN: Final = 0.1
 """Seconds between retries to lock a journal."""
 _SWITCH: Final = Caller("git checkout")
+_UNDO: Final = Caller("undo")
 _NICE: Final = 5
 _HOOK: Final = """\
 #!/bin/sh
@@ -151,6 +163,8 @@ class JudgingAuthorizer:
         self._plain: dict[str, Any] = {}
         self._generation: Any = None
         self.policy: Policy = compile_policy({})
+        self.records = True
+        """Whether denials are recorded: not those of a check."""
 
     def follow(self, state: dict[str, Any]) -> None:
         """Replace the state for decisions: {"policy", "tracked", "leases", "generation"}."""
@@ -194,7 +208,8 @@ class JudgingAuthorizer:
 
     def deny(self, denied: Denied, caller: Caller = NO_CALLER, *, guard: str = "file") -> Refused:
         """As `Authorizer.deny`."""
-        self._channel.ask("refuse", **encode_denied(denied), caller=list(caller), guard=guard)
+        if self.records:
+            self._channel.ask("refuse", **encode_denied(denied), caller=list(caller), guard=guard)
         return Refused(denied)
 
     def _ended(self, outcome: Outcome) -> None:
@@ -207,26 +222,29 @@ class _RemoteBranches:
 
     def __init__(self, channel: WorkerChannel) -> None:
         self._channel: Final = channel
+        self.publishers: dict[str, str] = {}
+        """Agents that published the tips to which branches are taken back; "": unknown. Others: the session's agent."""
 
     def find(self, ref: str) -> tuple[str, str]:
         answer = self._channel.ask("find", ref=ref)
         return answer["agent"], answer["tip"]
 
     def note(self, ref: str, tip: str) -> None:
-        self._channel.ask("note", ref=ref, tip=tip)
+        self._channel.ask("note", ref=ref, tip=tip, publisher=self.publishers.get(ref))
 
 
 class Worker:
     """Serves one session. The working directory must be the root of the source."""
 
     def __init__(self, channel: WorkerChannel, config: dict[str, Any]) -> None:
-        """`config`: {"agent", "issue", "directory", "leftovers"}.
+        """`config`: {"agent", "issue", "directory", "leftovers", "is_operator"}.
 
         `directory` belongs to this worker. `leftovers` lists directories of dead workers of this source. The worker
         recovers and removes them. Raises GitError, OSError.
         """
         self._channel: Final = channel
         self._issue: Final[str | None] = config["issue"]
+        self._is_operator: Final[bool] = config["is_operator"]
         self._directory: Final = Path(config["directory"])
         self._git_dir, self._common = find_git_dirs(Path.cwd())
         self._authorizer: Final = JudgingAuthorizer(channel, Principal(*config["agent"]))
@@ -243,6 +261,7 @@ class Worker:
             "upload": lambda _, descriptors: self._upload(descriptors),
             "head": lambda call, _: self._mirror(call),
             "prepare": self._prepare,
+            "take_back": lambda call, _: self._take_back(call),
         }
 
     def run(self) -> None:
@@ -301,24 +320,68 @@ class Worker:
             if len(updates) > MOST_UPDATES:
                 raise self._refuse(branch_rules.LIMIT, f"More than {MOST_UPDATES} references.", PUSH)
             repository = GitRepository(self._git_dir, [objects])
-            publisher = Publisher(self._authorizer, repository, self._branches, objects=objects, journal=self._journal)
-
-            @contextmanager
-            def follow(_: Permit) -> Iterator[Callable[[], None]]:
-                head = read_head(self._git_dir)
-                old, new = next((update[1:] for update in updates if head == f"ref: {update.ref}"), ("", ""))
-                old, new = ("" if set(oid) == {"0"} else oid for oid in (old, new))
-                with self._index(repository.differences(old, new), keep=True) as index:
-                    index.lock()
-                    yield index.install
-
-            published = publisher.publish(updates, issue=self._issue, follow=follow)
+            follow = partial(self._follow, repository, updates)
+            published = self._publisher(repository, objects).publish(updates, issue=self._issue, follow=follow)
         except IncompleteError as error:
             failed = "; ".join(error.failures)
             return {"status": 0, "line": f"{_described(error.published)}, but a later step failed: {failed}"}
         except (BonobofsError, OSError) as error:
             return _failure(error)
         return {"status": 0, "line": _described(published)}
+
+    def _publisher(self, repository: GitRepository, objects: Path) -> Publisher:
+        authorizer, branches = self._authorizer, self._branches
+        return Publisher(
+            authorizer, repository, branches, objects=objects, journal=self._journal, is_operator=self._is_operator
+        )
+
+    @contextmanager
+    def _follow(
+        self, repository: GitRepository, updates: Sequence[RefUpdate], _: Permit
+    ) -> Iterator[Callable[[], None]]:
+        """Prepare the index of the checkout for a move of its branch."""
+        head = read_head(self._git_dir)
+        old, new = next((update[1:] for update in updates if head == f"ref: {update.ref}"), ("", ""))
+        old, new = ("" if set(oid) == {"0"} else oid for oid in (old, new))
+        with self._index(repository.differences(old, new), keep=True) as index:
+            index.lock()
+            yield index.install
+
+    def _take_back(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Move refs back to earlier values, or only judge that with `check`. A killed call may be repeated.
+
+        `updates` lists (ref, value, earlier value), `publishers` has the agents of the earlier values by ref, `details`
+        go into the entry. Raises Refused, GitError.
+        """
+        updates = [RefUpdate(*update) for update in call["updates"]]
+        repository = GitRepository(self._git_dir)
+        self._authorizer.records = not call["check"]
+        self._branches.publishers = call["publishers"]
+        try:
+            if not call["check"] and all(repository.target(update.ref) == update.new for update in updates):
+                for update in updates:
+                    self._branches.note(update.ref, update.new)
+            elif missing := [update.new for update in updates if update.new and not repository.has(update.new)]:
+                raise GitError(f"the repository no longer has {missing[0]}", kind="missing")
+            else:
+                self._move_back(repository, updates, call)
+        finally:
+            self._authorizer.records = True
+            self._branches.publishers = {}
+        return {"status": 0, "line": ""}
+
+    def _move_back(self, repository: GitRepository, updates: Sequence[RefUpdate], call: dict[str, Any]) -> None:
+        objects = self._directory / "no-objects"
+        objects.mkdir(exist_ok=True)
+        publisher = self._publisher(repository, objects)
+        if call["check"]:
+            publisher.check(updates, _UNDO)
+            return
+        changes = (repository.differences(update.old, update.new) for update in updates if update.old and update.new)
+        paths = list(dict.fromkeys(workspace_path(each.path) for found in changes for each in found))
+        details = {**call["details"], "paths": paths[:MOST_RECORDED], "path_count": len(paths)}
+        follow = partial(self._follow, repository, updates)
+        publisher.publish(updates, issue=None, details=details, caller=_UNDO, follow=follow)
 
     def _index(self, changes: Iterable[TreeDifference], *, keep: bool) -> IndexReplacement:
         return IndexReplacement(self._git_dir, self._directory, self._journal.token, changes, keep=keep)

@@ -20,6 +20,7 @@ from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import StateError, UsageError
 from bonobofs.policy.request import Principal
 from bonobofs.session.session_list import flush_servers
+from bonobofs.session.undo_refs import OperatorGitSession, OperatorWorker, RefsOfSource
 from bonobofs.state.home import head_path, trail_path
 from bonobofs.state.sessions import Session, lives, note_ends, read_all, save
 from bonobofs.system import mounts
@@ -38,7 +39,13 @@ if TYPE_CHECKING:
 
 OPERATOR: Final = "operator"
 """Label of the agent in whose name the operator's own changes are recorded."""
-_ALLOW_ALL: Final = {"default": "allow", "hidden": ["**"], "symlinks": "any", "devices": True}
+_ALLOW_ALL: Final = {
+    "default": "allow",
+    "hidden": ["**"],
+    "symlinks": "any",
+    "devices": True,
+    "git": {"protected_branches": [], "message_pattern": ""},
+}
 
 
 class UndoResult(NamedTuple):
@@ -144,22 +151,19 @@ def _turn(home: Path, source: str, turn: str, names: list[str], agent: str | Non
         return parse_id(turn, names)
     mine = Selection(agent=agent)
     for change in reversed(changes_of_source(home, source)):
-        if change.is_made and change in mine and turn in ("last", change.turn_name):
+        if (change.is_made or change.is_publication) and change in mine and turn in ("last", change.turn_name):
             return change.entry.session, change.turn
     raise UsageError(f"no change of {source} is in a turn named {turn!r}; `bonobofs history PATH` shows the turns")
 
 
-def preview(home: Path, source: str, selected: Selection, access_path: str = "") -> Plan:
-    """Return what an undo of the selected changes would do. Nothing is changed. OSError.
-
-    `access_path`: the path by which to open the source, by default its own.
-    """
+def preview(home: Path, source: str, selected: Selection, refs: RefsOfSource) -> Plan:
+    """Return what an undo of the selected changes would do. Nothing is changed. OSError."""
     changes = changes_of_source(home, source)
-    return _plan(home, source, [change for change in changes if change in selected], changes, access_path)
+    return _plan(home, source, [change for change in changes if change in selected], changes, refs)
 
 
-def _plan(home: Path, source: str, chosen: list[Change], changes: list[Change], access_path: str) -> Plan:
-    return plan(Path(access_path or source), chosen, Record.of(changes), images_of(home, source).has)
+def _plan(home: Path, source: str, chosen: list[Change], changes: list[Change], refs: RefsOfSource) -> Plan:
+    return plan(refs.source, chosen, Record.of(changes), images_of(home, source).has, refs)
 
 
 def undo(home: Path, source: str, selected: Selection, *, dry_run: bool = False) -> dict[str, Any]:
@@ -170,9 +174,13 @@ def undo(home: Path, source: str, selected: Selection, *, dry_run: bool = False)
     if mounts.mount_around(Path(source)) is not None:
         raise UsageError(f"{source} is covered by a mount; run undo in it, or unmount first: bonobofs umount {source}")
     if dry_run:
-        return as_document(UndoResult(preview(home, source, selected), [], 0))
-    with operator_session(home, source) as (session, enforcer):
-        return as_document(take_back(home, source, selected, session.session, enforcer))
+        refs = RefsOfSource(Path(source), None, is_operator=True)
+        return as_document(UndoResult(preview(home, source, selected, refs), [], 0))
+    with operator_session(home, source) as (session, enforcer, policy):
+        worker = OperatorWorker(OperatorGitSession.of(home, session, enforcer, policy), Path(source))
+        refs = RefsOfSource(Path(source), worker, is_operator=True)
+        with contextlib.closing(worker):
+            return as_document(take_back(home, source, selected, session.session, enforcer, refs))
 
 
 def take_back(
@@ -181,14 +189,14 @@ def take_back(
     selected: Selection,
     session: str,
     authorizer: Authorizer,
-    access_path: str = "",
+    refs: RefsOfSource,
     *,
     agent: str = "",
 ) -> UndoResult:
     """Complete the killed undos of the source, then take back the selected changes. OSError.
 
-    `session`: UUID of the session that has the changes of the undo. `access_path`: the path by which to open the
-    source. `agent`: UUID of the agent whose undo it is; "" for the operator. StateError: another's undo was killed.
+    `session`: UUID of the session that has the changes of the undo. `agent`: UUID of the agent whose undo it is; "" for
+    the operator. StateError: another's undo was killed.
     """
     with _undoing(home):
         journals = UndoJournal.unfinished(home / "undo", source)
@@ -196,16 +204,16 @@ def take_back(
             raise StateError("another undo of this source was killed; the operator's next undo completes it")
         failures: list[Failure] = []
         for journal, _ in journals:
-            failures += _make(home, source, authorizer, journal, access_path)
+            failures += _make(home, source, authorizer, journal, refs)
         changes = changes_of_source(home, source)
         completed = {change for _, about in journals for change in about["changes"]}
         new = [change for change in changes if change in selected and change.id not in completed]
-        planned = _plan(home, source, new, changes, access_path)
+        planned = _plan(home, source, new, changes, refs)
         if planned.steps:
             about = {"source": source, "agent": agent, "changes": [change.id for change in planned.taken_back]}
             name = f"{session}-{secrets.token_hex(4)}"
             journal = UndoJournal.begin(home / "undo", name, planned.steps, about)
-            failures += _make(home, source, authorizer, journal, access_path)
+            failures += _make(home, source, authorizer, journal, refs)
     taken_back = [*planned.taken_back, *(change for change in reversed(changes) if change.id in completed)]
     steps = [*(step for journal, _ in journals for step in journal.steps), *planned.steps]
     return UndoResult(Plan(steps, taken_back, planned.refusals), failures, len(journals), session)
@@ -217,8 +225,8 @@ def _undoing(home: Path) -> contextlib.AbstractContextManager[int]:
     return locked(home / "undo" / "lock")
 
 
-def _make(home: Path, source: str, authorizer: Authorizer, journal: UndoJournal, access_path: str) -> list[Failure]:
-    execution = Execution(access_path or source, authorizer, images_of(home, source))
+def _make(home: Path, source: str, authorizer: Authorizer, journal: UndoJournal, refs: RefsOfSource) -> list[Failure]:
+    execution = Execution(refs.source, authorizer, images_of(home, source), refs)
     try:
         with journal.progress():
             return execution.make(journal)
@@ -227,8 +235,8 @@ def _make(home: Path, source: str, authorizer: Authorizer, journal: UndoJournal,
 
 
 @contextlib.contextmanager
-def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforcer]]:
-    """Open a session of the operator, who may change everything but the repository. StateError, TrailError."""
+def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforcer, dict[str, Any]]]:
+    """Open a session of the operator, who may change everything; with its policy. StateError, TrailError."""
     from bonobofs.policy.document import PolicyDocument  # noqa: PLC0415 - `undo --dry-run` needs neither of them
     from bonobofs.policy.engine import compile_policy  # noqa: PLC0415
     from bonobofs.session.python_session import keeping, remove_strays  # noqa: PLC0415
@@ -252,7 +260,7 @@ def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforce
         enforcer = Enforcer(policy.compiled, Principal(session.agent, session.agent_id, session.role), trail)
         remove_strays(home, Path(source), trail)
         with keeping(home, session, policy.plain, enforcer):
-            yield session, enforcer
+            yield session, enforcer, document
         enforcer.flush_all()
     finally:
         trail.close()
@@ -266,12 +274,12 @@ def as_document(result: UndoResult) -> dict[str, Any]:
     left = {failure.path for failure in result.failures}
     return {
         "taken_back": [
-            {"change": change.id, "path": change.path, "operation": change.operation}
+            {"change": change.id, "path": change.shown_path, "operation": change.operation}
             for change in planned.taken_back
             if change.id not in failed and left.isdisjoint(change.paths)
         ],
         "conflicts": [
-            {"change": refusal.change.id, "path": refusal.change.path, "reason": refusal.reason}
+            {"change": refusal.change.id, "path": refusal.change.shown_path, "reason": refusal.reason}
             for refusal in planned.refusals
         ],
         "steps": [step.document() for step in planned.steps],

@@ -62,6 +62,14 @@ class FileState(NamedTuple):
         return stat.S_IMODE(self.mode)
 
 
+class RefMove(NamedTuple):
+    """A move of a ref from one object id to another; "": the ref does not exist."""
+
+    ref: str
+    old: str
+    new: str
+
+
 class Change(NamedTuple):
     """An intent of a trail, with its outcome."""
 
@@ -142,6 +150,27 @@ class Change(NamedTuple):
     def bytes(self) -> int:
         """Number of bytes written."""
         return self.entry.bytes if self.outcome is None else self.outcome.bytes
+
+    @property
+    def is_publication(self) -> bool:
+        """Whether it has moved refs of the source."""
+        is_of_git = self.entry.kind == "intent" and self.entry.guard == "git"
+        return is_of_git and self.result == "allowed" and "updates" in self.details
+
+    @property
+    def ref_updates(self) -> list[RefMove]:
+        """The moves of a publication; []: the record does not have all of them."""
+        try:
+            return [RefMove(each["ref"], each["old"], each["new"]) for each in self.details["updates"]]
+        except (KeyError, TypeError):
+            return []
+
+    @property
+    def shown_path(self) -> str:
+        """The path as reports show it: of a publication those of the refs."""
+        if not self.is_publication:
+            return self.path
+        return ", ".join(f".git/{move.ref}" for move in self.ref_updates) or ".git"
 
     @property
     def is_made(self) -> bool:
@@ -231,6 +260,16 @@ def changes_of(trail: Path) -> list[Change]:
     if losses:
         ended = [change._replace(loss=str(losses.get(change.entry.seq, ""))) for change in ended]
     return [*ended, *open_intents.values()]
+
+
+def publishers(changes: Iterable[Change]) -> dict[tuple[str, str], str]:
+    """Return the UUIDs of the agents that published values of refs, by ref and value. `changes` are all by time."""
+    return {
+        (move.ref, move.new): change.entry.agent_id
+        for change in changes
+        if change.is_publication and UNDO not in change.details
+        for move in change.ref_updates
+    }
 
 
 class Restoration(NamedTuple):

@@ -26,7 +26,7 @@ from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Operation, Reques
 from bonobofs.state.home import write_text
 from bonobofs.system import syscalls
 from bonobofs.undo.images import EMPTY, Image, Images
-from bonobofs.undo.plan import UndoStep
+from bonobofs.undo.plan import CHANGING_NAMES, SourceRefs, UndoStep
 from bonobofs.undo.preimages import xattrs_of
 
 _CALLER: Final = Caller("undo")
@@ -48,7 +48,7 @@ class Failure(NamedTuple):
 class Execution:
     """Makes steps in a source for one principal."""
 
-    def __init__(self, source: str, authorizer: Authorizer, images: Images) -> None:
+    def __init__(self, source: Path, authorizer: Authorizer, images: Images, refs: SourceRefs) -> None:
         """`source`: the path by which to open it."""
         self._authorizer: Final = authorizer
         self._images: Final = images
@@ -70,6 +70,7 @@ class Execution:
             "owner": self._set_owner,
             "times": self._set_times,
             "dir_times": self._set_dir_time,
+            "publish": refs.move_back,
             "xattr": self._set_xattr,
         }
 
@@ -323,6 +324,8 @@ class Execution:
     def _noting_dir_times(self, step: UndoStep) -> Iterator[None]:
         """Note the times of the directories in which a step changes names, and changes of them by other programs."""
         paths = {path.rpartition("/")[0] for path in (step.path, step.arguments.get("to", step.path))}
+        if step.do not in CHANGING_NAMES:
+            paths.clear()
         for st in filter(None, map(self._stat, paths)):
             if self._dir_times.setdefault(st.st_ino, st.st_mtime_ns) != st.st_mtime_ns:
                 self._dir_times[st.st_ino] = _LEFT

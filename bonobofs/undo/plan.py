@@ -10,11 +10,19 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
-from bonobofs.audit.entry import NEW_VALUE, OLD_TARGET, OLD_VALUE, XATTRS
+from bonobofs.audit.entry import NEW_VALUE, OLD_TARGET, OLD_VALUE, XATTRS, touched_paths
 from bonobofs.policy.request import Kind, Operation
-from bonobofs.undo.changes import Change, FileState, Restoration, file_keys, restored_files
+from bonobofs.undo.changes import (
+    Change,
+    FileState,
+    RefMove,
+    Restoration,
+    file_keys,
+    publishers,
+    restored_files,
+)
 from bonobofs.undo.images import EMPTY, MISSING, Image
 from bonobofs.undo.preimages import OF_NAMES
 from bonobofs.undo.tree import FileNode, SourceTree
@@ -34,6 +42,23 @@ NO_LONGER: Final = "the old content is no longer kept"
 LONG_VALUE: Final = "the attribute is too long to be kept"
 
 
+REF_MOVED: Final = "the branch was moved afterwards"
+MERGED: Final = "the merge has changed files of the checkout without a record of each; take it back with git"
+
+
+class SourceRefs(Protocol):
+    """The refs of the source."""
+
+    def value(self, ref: str) -> str:
+        """Return the object id of a ref; "" if it does not exist."""
+
+    def refusal(self, moves: tuple[RefMove, ...]) -> str:
+        """Return why refs cannot be moved; "" if they can."""
+
+    def move_back(self, step: UndoStep) -> None:
+        """Make a step `publish`. OSError."""
+
+
 class UndoConflict(Exception):  # noqa: N818 - a result of planning, never shown as an error
     """A change cannot be taken back."""
 
@@ -43,7 +68,7 @@ class UndoStep:
     """One change that the undo makes. `arguments` have a JSON form."""
 
     do: str
-    """remove, rmdir, mkdir, put, rename, exchange, link, symlink, mode, owner, times, xattr or dir_times."""
+    """remove, rmdir, mkdir, put, rename, exchange, link, symlink, mode, owner, times, xattr, dir_times or publish."""
     path: str
     change: str
     """Name of the change that it takes back."""
@@ -84,19 +109,23 @@ class Record(NamedTuple):
     restored: Mapping[int, list[Restoration]]
     keys: Mapping[str, list[str]]
     """See `changes.file_keys`."""
+    publishers: Mapping[tuple[str, str], str]
+    """See `changes.publishers`."""
 
     @classmethod
     def of(cls, changes: Sequence[Change]) -> Self:
         """`changes`: all changes of the source by time."""
-        return cls(restored_files(changes), file_keys(changes))
+        return cls(restored_files(changes), file_keys(changes), publishers(changes))
 
 
-def plan(source: Path, changes: Sequence[Change], record: Record, is_kept: Callable[[Image], bool]) -> Plan:
+def plan(
+    source: Path, changes: Sequence[Change], record: Record, is_kept: Callable[[Image], bool], refs: SourceRefs
+) -> Plan:
     """Plan to take back `changes`. `is_kept`: whether the store has an image. OSError."""
-    newest_first = [change for change in reversed(changes) if change.is_made]
+    newest_first = [change for change in reversed(changes) if change.is_made or change.is_publication]
     bad: dict[str, str] = {}
     while True:
-        planner = _Planner(source, record, is_kept, bad)
+        planner = _Planner(source, record, is_kept, refs, bad)
         planner.plan(newest_first)
         if planner.bad.keys() <= bad.keys():
             found = [(change, _bad_key(change, record, bad)) for change in newest_first]
@@ -110,7 +139,12 @@ def _bad_key(change: Change, record: Record, bad: dict[str, str]) -> str:
 
 
 def _keys(change: Change, record: Record) -> list[str]:
-    """Return what a change has in common with the other changes of the same file: itself, its inodes, its names."""
+    """Return what a change has in common with the other changes of the same file: itself, its inodes, its names.
+
+    The changes of a ref have the ref in common.
+    """
+    if change.is_publication:
+        return [change.id, *(f"ref:{move.ref}" for move in change.ref_updates)]
     names = [f"path:{path}" for path in change.paths] if change.operation in _OF_NAMES else []
     return [change.id, *record.keys.get(change.id, ()), *names]
 
@@ -122,17 +156,27 @@ def _empty(step: UndoStep) -> None:
         step.arguments["image"] = list(EMPTY)
 
 
-_CHANGING_NAMES: Final = ("remove", "rmdir", "mkdir", "put", "rename", "exchange", "link", "symlink")
+CHANGING_NAMES: Final = ("remove", "rmdir", "mkdir", "put", "rename", "exchange", "link", "symlink")
+"""Steps that change a name in a directory."""
 _UNKNOWN: Final = "?"
 _OF_NAMES: Final = (Operation.CREATE_FILE, Operation.DELETE_FILE, Operation.SYMLINK, Operation.LINK, Operation.RENAME)
 
 
 class _Planner:
-    def __init__(self, source: Path, record: Record, is_kept: Callable[[Image], bool], bad: dict[str, str]) -> None:
+    def __init__(
+        self,
+        source: Path,
+        record: Record,
+        is_kept: Callable[[Image], bool],
+        refs: SourceRefs,
+        bad: dict[str, str],
+    ) -> None:
         self._source: Final = source
         self._record: Final = record
         self._tree: Final = SourceTree(source, record.restored)
         self._is_kept: Final = is_kept
+        self._refs: Final = refs
+        self._values_of_refs: Final[dict[str, str]] = {}
         self._excluded: Final = bad
         self.bad: Final[dict[str, str]] = {}
         """Keys of changes that cannot be taken back, with the reason."""
@@ -170,6 +214,9 @@ class _Planner:
             self.bad.setdefault(key, reason)
 
     def _take_back(self, change: Change) -> None:
+        if change.is_publication:
+            self._publication(change)
+            return
         if change.path == ".git" or change.path.startswith(".git/"):
             raise UndoConflict("git's own files are never changed; use git")
         if change.outcome is None:
@@ -197,7 +244,7 @@ class _Planner:
 
     def _step(self, do: str, path: str, node: FileNode, **arguments: Any) -> UndoStep:
         step = UndoStep(do, path, self._change.id, arguments)
-        if do in _CHANGING_NAMES:
+        if do in CHANGING_NAMES:
             for each in (path, arguments.get("to", path)):
                 above = self._tree.directory_of(each)
                 if above is not None:
@@ -207,6 +254,28 @@ class _Planner:
         self._touched[node] = self._touched.get(node, 0) + 1
         self.steps.append(step)
         return step
+
+    def _publication(self, change: Change) -> None:
+        """Move the refs of a publication back, all or none."""
+        moves = change.ref_updates
+        touched = [path for path in touched_paths(change.details) if path != ".git/"]
+        if not moves or (touched and change.operation == Operation.MERGE):
+            raise UndoConflict(MERGED if moves else NO_STATE)
+        values = [self._values_of_refs.get(move.ref, self._refs.value(move.ref)) for move in moves]
+        if change.outcome is None and values == [move.old for move in moves]:
+            return  # it was killed before it moved them
+        if values != [move.new for move in moves]:
+            raise UndoConflict(REF_MOVED)
+        whole = [RefMove(move.ref, self._refs.value(move.ref), move.old) for move in moves]
+        refusal = self._refs.refusal(tuple(move for move in whole if move.old != move.new))
+        if refusal:
+            raise UndoConflict(refusal)
+        self._values_of_refs.update({move.ref: move.old for move in moves})
+        publishers = {move.ref: self._record.publishers.get((move.ref, move.old), "") for move in moves}
+        updates = [[move.ref, move.new, move.old] for move in moves]
+        self.steps.append(
+            UndoStep("publish", change.shown_path, change.id, {"updates": updates, "publishers": publishers})
+        )
 
     # -- the inverse of each operation
 

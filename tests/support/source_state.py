@@ -11,7 +11,7 @@ from typing import Any
 
 from bonobofs.audit.reader import since as moment_of
 from bonobofs.session import undo_service
-from tests.support.mount_fixtures import Place
+from tests.support.world import World
 
 State = dict[str, tuple[object, ...]]
 
@@ -49,7 +49,7 @@ def xattrs_of(path: Path) -> tuple[tuple[str, bytes], ...]:
     return tuple((each, os.getxattr(path, each, follow_symlinks=False)) for each in names)
 
 
-def undo(place: Place, **options: Any) -> dict[str, Any]:
+def undo(place: World, **options: Any) -> dict[str, Any]:
     """Take back changes of the source of a mount as the operator; the document of `bonobofs undo --json`."""
     source = str(place.source)
     dry_run = options.pop("dry_run", False)

@@ -1,6 +1,7 @@
 """Supervise the git worker of a session: start it for the first publication, reuse it, and kill it if it hangs.
 
-The worker judges. The companion relays its requests to the server, and sends it the server's policy and leases.
+The worker judges. Its supervisor, the companion or the operator's `undo`, relays its requests to the enforcer, and
+sends it the policy and leases.
 """
 
 from __future__ import annotations
@@ -22,15 +23,14 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from bonobofs.companion.remote_authorizer import RemoteAuthorizer
-from bonobofs.companion.session_context import SessionContext
 from bonobofs.enforcement.authorizer import Admission, Caller
 from bonobofs.errors import BonobofsError, GitError, TrailError
 from bonobofs.git.source_refs import PublishedBranches, find_git_dirs, read_head
 from bonobofs.ipc.codec import decode_denied, decode_request, encode_decision, encode_denied
-from bonobofs.policy.decision import Refused
+from bonobofs.policy.decision import Denied, Refused
+from bonobofs.policy.request import Principal, Request
 from bonobofs.state.home import read_document, session_directory, write_document
 
 SECONDS: Final = 330.0
@@ -43,13 +43,77 @@ _ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
 _FILE: Final = "git-worker.json"
 
 
+class WorkerAuthorizer(Protocol):
+    """The enforcer, as the supervisor calls it for the worker."""
+
+    @property
+    def agent(self) -> Principal: ...
+
+    @property
+    def plain_policy(self) -> dict[str, Any]: ...
+
+    def generation(self) -> dict[str, Any]:
+        """Return {"generation", "leases"} of the enforcer. "leases" is "none", "known" or "unknown"."""
+
+    def authorize_judged(self, request: Request, document: dict[str, Any]) -> Admission | None:
+        """Authorize a change that the worker has judged. Return None if the `generation` of `document` is outdated."""
+
+    def deny(self, denied: Denied, caller: Caller, *, guard: str) -> Refused:
+        """Record a denial; return the exception to raise."""
+
+    def event(self, operation: str, details: dict[str, Any]) -> None:
+        """Record an event. TrailError."""
+
+
+class SessionRecord(Protocol):
+    """The entry of the session in the register."""
+
+    @property
+    def session(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def issue(self) -> str | None: ...
+
+
+class WorkerSession(Protocol):
+    """The session of a worker."""
+
+    @property
+    def home(self) -> Path: ...
+
+    @property
+    def session(self) -> SessionRecord: ...
+
+    @property
+    def guard(self) -> WorkerAuthorizer: ...
+
+    @property
+    def note_index(self) -> Callable[[], object]:
+        """Called when the worker may have written the index of the source."""
+
+
 class GitWorker:
     """The worker process and the handling of its requests. Thread-safe; a lock serializes the calls."""
 
-    def __init__(self, session: SessionContext, leases: Callable[[], list[dict[str, Any]]]) -> None:
-        """The working directory must be the source. Call `recover` to clean up after an earlier companion."""
+    def __init__(
+        self,
+        session: WorkerSession,
+        leases: Callable[[], list[dict[str, Any]]],
+        source: Path = Path(),
+        *,
+        is_operator: bool = False,
+    ) -> None:
+        """Call `recover` to clean up after an earlier supervisor. `source`: the path by which to open it.
+
+        `is_operator`: the session is the operator's, whose calls no rule refuses.
+        """
         self._session: Final = session
-        self._authorizer: Final[RemoteAuthorizer] = session.guard
+        self._source: Final = source
+        self._is_operator: Final = is_operator
+        self._authorizer: Final = session.guard
         self._leases: Final = leases
         self._file: Final = session_directory(session.home, session.session.session) / _FILE
         self._turn: Final = threading.Lock()
@@ -61,7 +125,7 @@ class GitWorker:
         self._directory: str = kept.get("directory", "")
         self._left: Final[dict[str, str]] = {}
         """{worker directory of an ended session: UUID of its agent}"""
-        self._head: str = kept.get("head") or _read_head()
+        self._head: str = kept.get("head") or _read_head(source)
 
     def recover(self) -> None:
         """Clean up in the source after killed workers of this session or of ended ones. Ignores errors."""
@@ -136,7 +200,8 @@ class GitWorker:
             agent, tip = self._published().find(arguments["ref"])
             return {"agent": agent, "tip": tip}
         elif name == "note":
-            self._published().note(arguments["ref"], arguments["tip"])
+            publisher = arguments["publisher"]
+            self._published(publisher or "").note(arguments["ref"], "" if publisher == "" else arguments["tip"])
         return {}
 
     def _admit(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +227,7 @@ class GitWorker:
 
     def _published(self, agent_id: str = "") -> PublishedBranches:
         return PublishedBranches(
-            self._session.home, find_git_dirs(Path()).common, agent_id or self._authorizer.agent.id
+            self._session.home, find_git_dirs(self._source).common, agent_id or self._authorizer.agent.id
         )
 
     def _is_shared(self) -> bool:
@@ -179,7 +244,7 @@ class GitWorker:
     def _start(self) -> list[str]:
         """Start a worker, which recovers what an earlier one left. Return the refs that the earlier one had moved."""
         self._stop()
-        owner = _owner()
+        owner = _owner(self._source)
         if not self._directory or not os.path.isdir(self._directory):
             above = None if owner else session_directory(self._session.home, self._session.session.session)
             self._directory = tempfile.mkdtemp(prefix="bonobofs-git-", dir=above)
@@ -196,6 +261,7 @@ class GitWorker:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
+                cwd=self._source,
                 start_new_session=True,
             )
         self._end, self._received = ours, b""
@@ -203,7 +269,7 @@ class GitWorker:
         issue = self._session.session.issue
         leftovers = [directory for directory in self._left if os.path.isdir(directory)]
         config = {"agent": agent, "issue": issue, "directory": self._directory, "owner": owner}
-        self._send({**config, "leftovers": leftovers})
+        self._send({**config, "leftovers": leftovers, "is_operator": self._is_operator})
         recovered = self._receive(monotonic() + SECONDS)
         if "failed" in recovered:
             self._stop()
@@ -284,11 +350,11 @@ def _is_begun(directory: str) -> bool:
     return bool(directory) and journal.exists() and journal.stat().st_size > 0
 
 
-def _owner() -> tuple[int, int] | None:
+def _owner(source: Path) -> tuple[int, int] | None:
     """Return uid and gid that the worker must switch to: of the owner of the source's repository, if we are root."""
     if os.geteuid() != 0:
         return None
-    st = os.stat(".git")
+    st = (source / ".git").stat()
     if st.st_uid == 0:
         return None
     with suppress(KeyError):
@@ -296,8 +362,8 @@ def _owner() -> tuple[int, int] | None:
     return st.st_uid, st.st_gid
 
 
-def _read_head() -> str:
+def _read_head(source: Path) -> str:
     """Return HEAD of the source, or "" if the source is not the root of a work tree."""
     with suppress(OSError, GitError):
-        return read_head(find_git_dirs(Path()).private)
+        return read_head(find_git_dirs(source).private)
     return ""

@@ -1,0 +1,280 @@
+"""A publication is taken back: the branch returns to its old value, or the undo says why it cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bonobofs.audit.entry import UNDO
+from bonobofs.audit.reader import read
+from bonobofs.git.source_refs import PublishedBranches
+from bonobofs.state.home import trail_path
+from tests.git.conftest import FREE, Publishing, PublishingMaker
+from tests.support.commands import bonobofs, environment
+from tests.support.repositories import Repo
+from tests.support.source_state import undo
+from tests.support.world import NOBODY
+
+TRUSTING = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+UNDOING = FREE + '[role.agent]\nwrite = ["**"]\ntools = ["undo"]\ngit = ["*"]\n'
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A directory that every user may search."""
+    with tempfile.TemporaryDirectory(prefix="bonobofs-") as name:
+        directory = Path(name).resolve()
+        directory.chmod(0o755)
+        yield directory
+
+
+def _published(one: Publishing, ref: str) -> tuple[str, str]:
+    return PublishedBranches(one.world.home, one.git_dir, one.agent.id).find(f"refs/heads/{ref}")
+
+
+def _last_publication(one: Publishing, ref: str = "") -> str:
+    """The name of the last change of the session that published the ref."""
+    entries = [each for each in one.entries() if each.kind == "intent" and "updates" in each.details]
+    found = [each for each in entries if ref in each.details["updates"][0]["ref"]]
+    return f"{one.world.session.session[:8]}:{found[-1].seq}"
+
+
+def _agents_undo(one: Publishing, *options: str) -> subprocess.CompletedProcess[str]:
+    return bonobofs("undo", "--json", *options, cwd=one.world.path)
+
+
+def test_a_session_is_taken_back_with_its_publications(publishing: PublishingMaker) -> None:
+    """Files, branch and index of the checkout are as before; the undo of the undo publishes the same commits again."""
+    one = publishing(UNDOING)
+    one.source.git("branch", "aidlc/x")
+    one.repo.git("fetch", "-q", "source", "aidlc/x:aidlc/x")
+    one.repo.git("switch", "-q", "aidlc/x")
+    old = one.source.id("aidlc/x")
+    made = [one.repo.commit(f"[gt-1] Page {n}", {"docs/c.md": f"{n}\n", "a.md": f"{n}\n"}) for n in range(3)]
+    assert one.source.id("aidlc/x") == made[-1]
+    shown = undo(one.world, of_session=one.world.session.session, dry_run=True)
+    steps = [step for step in shown["steps"] if step["do"] == "publish"]
+    assert [step["arguments"]["updates"][0][2] for step in steps] == [made[1], made[0], old]
+    assert one.source.id("aidlc/x") == made[-1]
+    first = undo(one.world, of_session=one.world.session.session)
+    assert (first["conflicts"], first["failures"]) == ([], [])
+    assert one.source.id("aidlc/x") == old
+    assert one.source.git("status", "--porcelain") == ""
+    assert _published(one, "aidlc/x") == ("", ""), "the operator had made the branch"
+    entries = [each for each in read(trail_path(one.world.home, first["session"])) if each.operation == "publish"]
+    assert [each.details[UNDO] for each in entries if each.kind == "intent"] == [step["change"] for step in steps]
+    second = undo(one.world, of_session=first["session"])
+    assert (second["conflicts"], second["failures"]) == ([], [])
+    assert one.source.id("aidlc/x") == made[-1]
+    assert (one.source.root / "docs/c.md").read_text() == "2\n"
+    assert one.source.git("status", "--porcelain") == ""
+    assert _published(one, "aidlc/x") == (one.agent.id, made[-1])
+    assert bonobofs("audit", "verify").returncode == 0
+
+
+def test_a_created_and_a_deleted_branch_are_taken_back(publishing: PublishingMaker) -> None:
+    one = publishing()
+    one.repo.git("branch", "aidlc/y")
+    one.push("aidlc/y")
+    created = _last_publication(one)
+    one.push(":aidlc/y")
+    deleted = _last_publication(one)
+    assert undo(one.world, change=created)["conflicts"][0]["reason"] == "the branch was moved afterwards"
+    assert undo(one.world, change=deleted)["conflicts"] == []
+    assert one.source.id("aidlc/y") == one.source.id("main")
+    assert _published(one, "aidlc/y") == (one.agent.id, one.source.id("main"))
+    assert undo(one.world, change=created)["conflicts"] == []
+    assert one.source.id("aidlc/y") == ""
+    assert _published(one, "aidlc/y") == ("", "")
+
+
+def test_a_published_tag_is_taken_back(publishing: PublishingMaker) -> None:
+    """An annotated tag is removed, and the undo of that makes it again."""
+    one = publishing()
+    one.repo.git("tag", "-a", "v1", "-m", "one")
+    one.push("v1")
+    tag = one.source.id("v1")
+    first = undo(one.world, change=_last_publication(one))
+    assert (first["conflicts"], first["failures"], one.source.id("v1")) == ([], [], "")
+    second = undo(one.world, of_session=first["session"])
+    assert (second["conflicts"], second["failures"], one.source.id("v1")) == ([], [], tag)
+
+
+def test_a_branch_that_moved_afterwards_is_a_conflict(publishing: PublishingMaker) -> None:
+    """The operator has committed: the branch stays, and the older publications of it too; the files are taken back."""
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    one.repo.commit("[gt-1] One", {"one.md": "1\n"})
+    one.source.git("commit", "-q", "--allow-empty", "-m", "[gt-0] The operator's")
+    tip = one.source.id("aidlc/x")
+    result = undo(one.world, of_session=one.world.session.session)
+    assert {each["path"] for each in result["conflicts"]} == {".git/refs/heads/aidlc/x"}
+    assert {each["reason"] for each in result["conflicts"]} == {"the branch was moved afterwards"}
+    assert one.source.id("aidlc/x") == tip
+    assert not (one.source.root / "one.md").exists()
+
+
+def test_the_creation_of_the_checked_out_branch_is_refused_with_the_reason(publishing: PublishingMaker) -> None:
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    change = _last_publication(one)
+    (conflict,) = undo(one.world, change=change)["conflicts"]
+    assert conflict["reason"] == "the branch is checked out; switch to another branch first"
+    one.repo.git("switch", "-q", "main")
+    assert undo(one.world, change=change)["conflicts"] == []
+    assert one.source.id("aidlc/x") == ""
+    one.repo.git("switch", "-q", "aidlc/x")
+    one.push("aidlc/x")
+    one.repo.git("switch", "-q", "main")
+    one.source.git("worktree", "add", "-q", str(one.source.root.parent / "other"), "aidlc/x")
+    (conflict,) = undo(one.world, change=_last_publication(one, "aidlc/x"))["conflicts"]
+    assert conflict["reason"] == "another worktree has the branch checked out"
+
+
+def test_the_operators_staged_change_stays(publishing: PublishingMaker) -> None:
+    """The index of the checkout follows the branch, and keeps what the operator has staged."""
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    old = one.source.id("aidlc/x")
+    one.repo.commit("[gt-1] One", {"one.md": "1\n"})
+    one.source.write("mine.md", "mine\n")
+    one.source.git("add", "mine.md")
+    assert undo(one.world, change=_last_publication(one))["failures"] == []
+    assert one.source.id("aidlc/x") == old
+    assert one.source.git("status", "--porcelain") == "A  mine.md\n?? one.md\n"
+
+
+def test_a_locked_index_leaves_the_branch(publishing: PublishingMaker) -> None:
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    made = one.repo.commit("[gt-1] One", {"one.md": "1\n"})
+    (one.git_dir / "index.lock").touch()
+    result = undo(one.world, change=_last_publication(one))
+    assert [each["path"] for each in result["failures"]] == [".git/refs/heads/aidlc/x"]
+    assert result["taken_back"] == []
+    assert one.source.id("aidlc/x") == made
+    (one.git_dir / "index.lock").unlink()
+    assert undo(one.world, change=_last_publication(one))["failures"] == []
+
+
+def test_the_agent_publishes_again_after_the_operators_undo(publishing: PublishingMaker) -> None:
+    """The undo makes no one else the publisher, and gives the agent no right to drop the operator's commits."""
+    one = publishing()
+    one.source.git("branch", "aidlc/x")
+    one.repo.git("fetch", "-q", "source", "aidlc/x:aidlc/x")
+    one.repo.git("switch", "-q", "aidlc/x")
+    one.repo.commit("[gt-1] One", {"one.md": "1\n"})
+    undo(one.world, change=_last_publication(one))
+    one.repo.git("reset", "-q", "--hard", "source/aidlc/x", code=None)
+    second = one.repo.commit("[gt-1] Two", {"two.md": "2\n"})
+    assert one.source.id("aidlc/x") == second
+    undo(one.world, change=_last_publication(one))
+    one.source.git("branch", "-f", "aidlc/z", "main")
+    assert "git.force" in one.push("+aidlc/x~1:refs/heads/aidlc/x", ":aidlc/z", code=1)
+
+
+def test_an_agent_takes_back_its_own_publication(publishing: PublishingMaker) -> None:
+    """The role must have `undo`, and the git list decides; the operator's branch work is not the agent's."""
+    one = publishing(UNDOING)
+    one.repo.git("switch", "-qc", "aidlc/x")
+    made = [one.repo.commit(f"[gt-1] {n}", {"one.md": f"{n}\n"}) for n in range(2)]
+    change = _last_publication(one)
+    shown = _agents_undo(one, "--change", change, "--dry-run")
+    assert (shown.returncode, one.source.id("aidlc/x")) == (0, made[1])
+    done = _agents_undo(one, "--change", change)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert one.source.id("aidlc/x") == made[0]
+    assert _published(one, "aidlc/x") == (one.agent.id, made[0])
+    entry = [each for each in one.entries() if each.kind == "intent" and UNDO in each.details][-1]
+    assert (entry.details[UNDO], entry.agent_id) == (change, one.agent.id)
+
+
+def test_an_agents_undo_of_a_publication_follows_the_git_list(publishing: PublishingMaker) -> None:
+    """Without `reset` the undo is a conflict with the rule's reason, recorded by no denial of a preview."""
+    one = publishing(UNDOING.replace('["*"]', '["commit", "branch", "add"]'))
+    one.repo.git("switch", "-qc", "aidlc/x")
+    one.repo.commit("[gt-1] One", {"one.md": "1\n"})
+    made = one.source.id("aidlc/x")
+    denials = len(one.denials())
+    shown = _agents_undo(one, "--change", _last_publication(one), "--dry-run")
+    assert shown.returncode == 1
+    assert "reset" in shown.stdout
+    assert len(one.denials()) == denials
+    assert _agents_undo(one, "--change", _last_publication(one)).returncode == 1
+    assert one.source.id("aidlc/x") == made
+
+
+def test_an_agent_cannot_take_back_another_agents_publication(publishing: PublishingMaker) -> None:
+    one = publishing(UNDOING)
+    (second := one.source.root.parent / "second").mkdir()
+    other = publishing(UNDOING, source=one.source, agent="bob", mountpoint=second)
+    one.repo.git("branch", "aidlc/y")
+    one.push("aidlc/y")
+    done = _agents_undo(other, "--change", _last_publication(one))
+    assert '"taken_back": []' in done.stdout
+    assert one.source.id("aidlc/y") == one.source.id("main")
+
+
+@pytest.mark.root
+def test_the_owner_of_the_repository_keeps_all_of_its_files(open_place: Path, publishing: PublishingMaker) -> None:
+    """The operator is root, the repository an ordinary user's: the worker acts as that user."""
+    source = Repo(open_place / "theirs").init()
+    source.commit("[gt-0] The beginning", {"a.md": "a\n"})
+    for path in (source.root, *source.root.rglob("*")):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    source.env |= TRUSTING
+    one = publishing(source=source)
+    one.repo.env |= TRUSTING
+    one.repo.git("switch", "-qc", "aidlc/x")
+    one.repo.commit("[gt-1] One", {"one.md": "1\n"})
+    result = undo(one.world, change=_last_publication(one))
+    assert (result["conflicts"], result["failures"]) == ([], [])
+    assert {path.lstat().st_uid for path in one.git_dir.rglob("*")} == {NOBODY}
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("call", ["rename", "link", "sendto"])
+def test_a_killed_undo_of_a_publication_is_completed_by_the_next_call(
+    publishing: PublishingMaker, tmp_path: Path, call: str
+) -> None:
+    """kill -9 of the undo or its worker at each such call: the next undo completes it, and no lock is left."""
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    old = one.repo.commit("[gt-1] One", {"one.md": "1\n"})
+    number = 1
+    while True:
+        made = one.repo.commit(f"[gt-1] {number}", {"one.md": f"{number + 1}\n"})
+        assert one.source.id("aidlc/x") == made
+        change = _last_publication(one)
+        if not _killed_at(one, change, call, number, tmp_path / "log"):
+            break
+        result = undo(one.world, change=change)
+        assert result["failures"] == []
+        assert [each["reason"] for each in result["conflicts"]] in ([], ["the branch was moved afterwards"])
+        assert one.source.id("aidlc/x") == old, (call, number)
+        assert _published(one, "aidlc/x") == (one.agent.id, old)
+        one.source.check()
+        one.repo.git("reset", "-q", "--hard", old)
+        number += 1
+    assert number > 1
+    assert bonobofs("audit", "verify").returncode == 0
+
+
+def _killed_at(one: Publishing, change: str, call: str, number: int, log: Path) -> bool:
+    """Whether an undo, or its worker, was killed at its n-th system call of one name that touches the repository."""
+    program = [sys.executable, "-m", "bonobofs", "undo", "--change", change]
+    names = ("", "refs/heads/aidlc/x.lock", "refs/heads/aidlc/x", "index.lock", "index")
+    paths = [word for name in names for word in ("-P", str(one.git_dir / name))]
+    inject = f"inject={call}:signal=KILL:when={number}"
+    where = [] if call == "sendto" else paths
+    subprocess.run(
+        ["strace", "-f", "-qq", "-o", str(log), *where, "-e", f"trace={call}", "-e", inject, *program],
+        cwd="/", env=environment(), capture_output=True, check=False,
+    )  # fmt: skip
+    return "killed by SIGKILL" in log.read_text()
