@@ -30,7 +30,7 @@ from bonobofs.companion.session_context import SessionContext
 from bonobofs.companion.session_questions import SessionQuestions
 from bonobofs.companion.socket_server import Handler, Limits, SocketServer
 from bonobofs.errors import MountError, reason
-from bonobofs.git.git_worker import GitWorker
+from bonobofs.git.git_worker import GitWorker, WorkerSession
 from bonobofs.ipc.channel import Channel, CompanionStatus, Message, MessageKind
 from bonobofs.ipc.session_config import CompanionConfig, SessionConfig
 from bonobofs.policy.request import Principal
@@ -125,8 +125,11 @@ class CompanionServices:
         self._reloader: Final = PolicyReloader(channel, config)
         agent = Principal(session.agent, session.agent_id, session.role)
         self._authorizer: Final = RemoteAuthorizer(channel, agent, session.policy, self._send_later)
-        self._session: Final = SessionContext(session, self._authorizer, self._attribution.index.update)
-        self._git_worker: Final = GitWorker(self._session, lambda: leases.leases)
+        self._session: Final = SessionContext(session, self._authorizer)
+        note_index = self._attribution.index.update
+        names = self._session.home, session.session, session.source, session.issue
+        worker_session = WorkerSession(*names, self._authorizer, note_index, lambda: leases.leases)
+        self._git_worker: Final = GitWorker(worker_session)
         self._session.git_worker = self._git_worker
         self._questions: Final = SessionQuestions(channel, session)
         self._session.questions = self._questions

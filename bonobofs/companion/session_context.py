@@ -100,12 +100,8 @@ class GrantedCheckouts:
 class SessionContext:
     """A `GuardedSession`, used by the threads that answer calls."""
 
-    def __init__(self, config: SessionConfig, authorizer: RemoteAuthorizer, note_index: Callable[[], object]) -> None:
-        """The working directory is the source, even if its path has been replaced.
-
-        `note_index` is called when a publication may have written the index of the source.
-        """
-        self.note_index: Final = note_index
+    def __init__(self, config: SessionConfig, authorizer: RemoteAuthorizer) -> None:
+        """The working directory is the source, even if its path has been replaced."""
         self.home: Final = Path(config.home)
         self.session: Final = config
         self.workspace: Final = config.workspace or config.mountpoint

@@ -23,7 +23,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from bonobofs.enforcement.authorizer import Admission, Caller
 from bonobofs.errors import BonobofsError, GitError, TrailError
@@ -44,78 +44,44 @@ _FILE: Final = "git-worker.json"
 
 
 class WorkerAuthorizer(Protocol):
-    """The enforcer, as the supervisor calls it for the worker."""
+    """The enforcer, as the supervisor calls it for the worker: a `RemoteAuthorizer`, or that of the operator."""
 
     @property
     def agent(self) -> Principal: ...
-
     @property
     def plain_policy(self) -> dict[str, Any]: ...
-
-    def generation(self) -> dict[str, Any]:
-        """Return {"generation", "leases"} of the enforcer. "leases" is "none", "known" or "unknown"."""
-
-    def authorize_judged(self, request: Request, document: dict[str, Any]) -> Admission | None:
-        """Authorize a change that the worker has judged. Return None if the `generation` of `document` is outdated."""
-
-    def deny(self, denied: Denied, caller: Caller, *, guard: str) -> Refused:
-        """Record a denial; return the exception to raise."""
-
-    def event(self, operation: str, details: dict[str, Any]) -> None:
-        """Record an event. TrailError."""
+    def generation(self) -> dict[str, Any]: ...
+    def authorize_judged(self, request: Request, document: dict[str, Any]) -> Admission | None: ...
+    def deny(self, denied: Denied, caller: Caller, *, guard: str) -> Refused: ...
+    def event(self, operation: str, details: dict[str, Any]) -> object: ...
 
 
-class SessionRecord(Protocol):
-    """The entry of the session in the register."""
+class WorkerSession(NamedTuple):
+    """What a worker needs of its session."""
 
-    @property
-    def session(self) -> str: ...
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def issue(self) -> str | None: ...
-
-
-class WorkerSession(Protocol):
-    """The session of a worker."""
-
-    @property
-    def home(self) -> Path: ...
-
-    @property
-    def session(self) -> SessionRecord: ...
-
-    @property
-    def guard(self) -> WorkerAuthorizer: ...
-
-    @property
-    def note_index(self) -> Callable[[], object]:
-        """Called when the worker may have written the index of the source."""
+    home: Path
+    session: str
+    source: str
+    issue: str | None
+    guard: WorkerAuthorizer
+    note_index: Callable[[], object] = lambda: None
+    """Called when the worker may have written the index of the source."""
+    leases: Callable[[], list[dict[str, Any]]] = list
+    access_path: Path = Path()
+    """The path by which to open the source."""
+    is_operator: bool = False
+    """No rule refuses the operator's calls."""
 
 
 class GitWorker:
     """The worker process and the handling of its requests. Thread-safe; a lock serializes the calls."""
 
-    def __init__(
-        self,
-        session: WorkerSession,
-        leases: Callable[[], list[dict[str, Any]]],
-        source: Path = Path(),
-        *,
-        is_operator: bool = False,
-    ) -> None:
-        """Call `recover` to clean up after an earlier supervisor. `source`: the path by which to open it.
-
-        `is_operator`: the session is the operator's, whose calls no rule refuses.
-        """
+    def __init__(self, session: WorkerSession) -> None:
+        """Call `recover` to clean up after an earlier supervisor."""
         self._session: Final = session
-        self._source: Final = source
-        self._is_operator: Final = is_operator
+        self._source: Final = session.access_path
         self._authorizer: Final = session.guard
-        self._leases: Final = leases
-        self._file: Final = session_directory(session.home, session.session.session) / _FILE
+        self._file: Final = session_directory(session.home, session.session) / _FILE
         self._turn: Final = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._end: socket.socket | None = None
@@ -125,13 +91,13 @@ class GitWorker:
         self._directory: str = kept.get("directory", "")
         self._left: Final[dict[str, str]] = {}
         """{worker directory of an ended session: UUID of its agent}"""
-        self._head: str = kept.get("head") or _read_head(source)
+        self._head: str = kept.get("head") or _read_head(self._source)
 
     def recover(self) -> None:
         """Clean up in the source after killed workers of this session or of ended ones. Ignores errors."""
         with self._turn, suppress(OSError, BonobofsError, EOFError):
             sessions = import_module("bonobofs.state.sessions")
-            own = self._session.session
+            own = self._session
             for one in sessions.load_all(self._session.home):
                 file = session_directory(self._session.home, one.session) / _FILE
                 if (
@@ -218,9 +184,9 @@ class GitWorker:
     def _state(self) -> dict[str, Any]:
         """Return the server's policy and leases. A concurrent change also changes the generation."""
         state = self._authorizer.generation()
-        known = self._leases()
+        known = self._session.leases()
         leases = {"none": None, "known": known, "unknown": "unknown"}[state["leases"]]
-        kept = session_directory(self._session.home, self._session.session.session) / "tracked.json"
+        kept = session_directory(self._session.home, self._session.session) / "tracked.json"
         tracked = read_document(kept)["paths"] if kept.exists() else []
         policy = self._authorizer.plain_policy
         return {"generation": state["generation"], "policy": policy, "leases": leases, "tracked": tracked}
@@ -233,7 +199,7 @@ class GitWorker:
     def _is_shared(self) -> bool:
         """True if another live session has a mount of the same source."""
         sessions = import_module("bonobofs.state.sessions")
-        own = self._session.session
+        own = self._session
         return any(
             one.source == own.source and one.session != own.session and one.mountpoint and sessions.lives(one)
             for one in sessions.load_all(self._session.home)
@@ -246,7 +212,7 @@ class GitWorker:
         self._stop()
         owner = _owner(self._source)
         if not self._directory or not os.path.isdir(self._directory):
-            above = None if owner else session_directory(self._session.home, self._session.session.session)
+            above = None if owner else session_directory(self._session.home, self._session.session)
             self._directory = tempfile.mkdtemp(prefix="bonobofs-git-", dir=above)
             if owner:
                 os.chown(self._directory, *owner)
@@ -266,10 +232,10 @@ class GitWorker:
             )
         self._end, self._received = ours, b""
         agent = list(self._authorizer.agent)
-        issue = self._session.session.issue
+        issue = self._session.issue
         leftovers = [directory for directory in self._left if os.path.isdir(directory)]
         config = {"agent": agent, "issue": issue, "directory": self._directory, "owner": owner}
-        self._send({**config, "leftovers": leftovers, "is_operator": self._is_operator})
+        self._send({**config, "leftovers": leftovers, "is_operator": self._session.is_operator})
         recovered = self._receive(monotonic() + SECONDS)
         if "failed" in recovered:
             self._stop()

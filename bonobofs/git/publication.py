@@ -39,7 +39,7 @@ from bonobofs.git.journal import Journal
 from bonobofs.git.repository import GitRepository, TreeDifference
 from bonobofs.git.shared_head import is_checked_out_elsewhere
 from bonobofs.git.source_refs import BRANCHES, REMOTES, TAGS, Branches, read_head
-from bonobofs.git.tree_changes import TreeChanges
+from bonobofs.git.tree_changes import TreeChanges, workspace_path
 from bonobofs.policy.decision import Denied, Permit
 from bonobofs.policy.request import NO_FACTS, Operation, Request, WorkspacePath
 
@@ -51,7 +51,7 @@ MOST_COMMITS: Final = 20_000
 MOST_PATHS: Final = 200_000
 _MOST_SEARCHED: Final = 200_000
 """Number of published commits that a search for the original of a foreign commit reads."""
-MOST_RECORDED: Final = 1000
+_MOST_RECORDED: Final = 1000
 """Commits and paths that an entry lists at most. The entry also has their total number."""
 _ZERO: Final = frozenset("0")
 
@@ -216,7 +216,7 @@ class Publisher:
         self, updates: Sequence[RefUpdate], issue: str | None, operation: Operation, caller: Caller
     ) -> list[_Move]:
         if self._is_operator:
-            return [_Move(self._judge_for_operator(update, operation, caller), []) for update in updates]
+            return [self._judge_for_operator(update, operation, caller) for update in updates]
         return [self._judge(update, issue, operation, caller) for update in updates]
 
     def _make(
@@ -268,7 +268,7 @@ class Publisher:
         related = self._judge_commits(commits, context.current, new, issue, operation, caller) if new else []
         return _Move(Published(ref, context.current, new, kind, tuple(commits)), related)
 
-    def _judge_for_operator(self, update: RefUpdate, operation: Operation, caller: Caller) -> Published:
+    def _judge_for_operator(self, update: RefUpdate, operation: Operation, caller: Caller) -> _Move:
         """Return a move, which is refused only if the ref has moved, or is the branch of another checkout."""
         ref, old, new = update
         is_branch = ref.startswith(BRANCHES)
@@ -277,7 +277,9 @@ class Publisher:
         refusal = branch_rules.MOVED if context.current != old else refusal
         self._demand(refusal, operation, caller, f"Reference: {ref}.")
         kind = UpdateKind.TAG if new and not is_branch else branch_rules.kind_of(context, merges=False)
-        return Published(ref, context.current, new, kind, ())
+        changes = self._repository.differences(old, new) if is_branch and old and new else ()
+        related = [RelatedChange(Request(Operation.WRITE_FILE, workspace_path(each.path))) for each in changes]
+        return _Move(Published(ref, old, new, kind, ()), related)
 
     def _judge_tag(self, update: RefUpdate, issue: str | None, operation: Operation, caller: Caller) -> _Move:
         ref, old, new = update
@@ -454,12 +456,12 @@ class Publisher:
     def _recorded(self, published: Sequence[Published], related: Sequence[RelatedChange]) -> dict[str, Any]:
         paths = list(dict.fromkeys(part.request.path for part in related))
         updates = [
-            {**one._asdict(), "commits": list(one.commits[-MOST_RECORDED:]), "count": len(one.commits)}
+            {**one._asdict(), "commits": list(one.commits[-_MOST_RECORDED:]), "count": len(one.commits)}
             for one in published
         ]
         return {
             "updates": updates,
-            "paths": paths[:MOST_RECORDED],
+            "paths": paths[:_MOST_RECORDED],
             "path_count": len(paths),
         }
 

@@ -36,21 +36,11 @@ from bonobofs.errors import BonobofsError, GitError
 from bonobofs.git import branch_rules
 from bonobofs.git.branch_rules import RuleRefusal, UpdateKind, identity, rules_of
 from bonobofs.git.journal import HEAD, JOURNAL, Journal, Leftover, recover
-from bonobofs.git.publication import (
-    GUARD,
-    MOST_RECORDED,
-    MOST_UPDATES,
-    PUSH,
-    IncompleteError,
-    Published,
-    Publisher,
-    RefUpdate,
-)
+from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, IncompleteError, Published, Publisher, RefUpdate
 from bonobofs.git.published_files import prepare
 from bonobofs.git.repository import GitRepository, TreeDifference
 from bonobofs.git.shared_head import HeadReplacement, IndexConflictError, IndexReplacement, finish_index
 from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, find_git_dirs, read_head
-from bonobofs.git.tree_changes import workspace_path
 from bonobofs.ipc.codec import decode_decision, encode_denied, encode_request
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.decision import Denied, Permit, Refused, as_document
@@ -377,11 +367,8 @@ class Worker:
         if call["check"]:
             publisher.check(updates, _UNDO)
             return
-        changes = (repository.differences(update.old, update.new) for update in updates if update.old and update.new)
-        paths = list(dict.fromkeys(workspace_path(each.path) for found in changes for each in found))
-        details = {**call["details"], "paths": paths[:MOST_RECORDED], "path_count": len(paths)}
         follow = partial(self._follow, repository, updates)
-        publisher.publish(updates, issue=None, details=details, caller=_UNDO, follow=follow)
+        publisher.publish(updates, issue=None, details=call["details"], caller=_UNDO, follow=follow)
 
     def _index(self, changes: Iterable[TreeDifference], *, keep: bool) -> IndexReplacement:
         return IndexReplacement(self._git_dir, self._directory, self._journal.token, changes, keep=keep)

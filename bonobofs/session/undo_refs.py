@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from bonobofs.audit.entry import UNDO
 from bonobofs.enforcement.authorizer import Admission, Caller
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import GitError
 from bonobofs.git.source_refs import find_git_dirs, read_head, read_ref
-from bonobofs.policy.decision import Denied, Refused
 from bonobofs.policy.request import Request
-from bonobofs.state.sessions import Session
 from bonobofs.undo.changes import RefMove
 from bonobofs.undo.plan import UndoStep
 
@@ -84,11 +82,13 @@ class RefsOfSource:
         return failure
 
 
-class _OperatorAuthorizer:
-    """The enforcer of the operator's session, for the worker."""
+class OperatorAuthorizer:
+    """The enforcer of the operator's session, as a `WorkerAuthorizer`."""
 
     def __init__(self, enforcer: Enforcer, policy: dict[str, Any]) -> None:
         self.agent: Final = enforcer.agent
+        self.deny: Final = enforcer.deny
+        self.event: Final = enforcer.trail.event
         self.plain_policy: Final = policy
         self._enforcer: Final = enforcer
 
@@ -98,45 +98,3 @@ class _OperatorAuthorizer:
     def authorize_judged(self, request: Request, document: dict[str, Any]) -> Admission | None:
         caller = Caller(*document["caller"])
         return self._enforcer.authorize(request, caller=caller, details=document["details"], guard=document["guard"])
-
-    def deny(self, denied: Denied, caller: Caller, *, guard: str) -> Refused:
-        return self._enforcer.deny(denied, caller, guard=guard)
-
-    def event(self, operation: str, details: dict[str, Any]) -> None:
-        self._enforcer.trail.event(operation, details)
-
-
-class OperatorGitSession(NamedTuple):
-    """The operator's session, for the worker."""
-
-    home: Path
-    session: Session
-    guard: _OperatorAuthorizer
-    note_index: Callable[[], object] = lambda: None
-
-    @classmethod
-    def of(cls, home: Path, session: Session, enforcer: Enforcer, policy: dict[str, Any]) -> OperatorGitSession:
-        return cls(home, session, _OperatorAuthorizer(enforcer, policy))
-
-
-class OperatorWorker:
-    """The worker of the operator's session, which is started for the first publication."""
-
-    def __init__(self, session: OperatorGitSession, source: Path) -> None:
-        self._session: Final = session
-        self._source: Final = source
-        self._worker: GitWorker | None = None
-
-    def __call__(self) -> GitWorker:
-        """Return the worker, after the repository is cleaned up after killed ones."""
-        from bonobofs.git.git_worker import GitWorker  # noqa: PLC0415 - few undos take back a publication
-
-        if self._worker is None:
-            self._worker = GitWorker(self._session, list, self._source, is_operator=True)
-            self._worker.recover()
-        return self._worker
-
-    def close(self) -> None:
-        """End the worker."""
-        if self._worker is not None:
-            self._worker.close()

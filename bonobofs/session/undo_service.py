@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,7 +21,7 @@ from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import StateError, UsageError
 from bonobofs.policy.request import Principal
 from bonobofs.session.session_list import flush_servers
-from bonobofs.session.undo_refs import OperatorGitSession, OperatorWorker, RefsOfSource
+from bonobofs.session.undo_refs import OperatorAuthorizer, RefsOfSource
 from bonobofs.state.home import head_path, trail_path
 from bonobofs.state.sessions import Session, lives, note_ends, read_all, save
 from bonobofs.system import mounts
@@ -35,6 +36,7 @@ from bonobofs.undo.images import Image, Images
 from bonobofs.undo.plan import Plan, Record, plan
 
 if TYPE_CHECKING:
+    from bonobofs.git.git_worker import GitWorker
     from bonobofs.policy.document import UndoTable
 
 OPERATOR: Final = "operator"
@@ -176,11 +178,21 @@ def undo(home: Path, source: str, selected: Selection, *, dry_run: bool = False)
     if dry_run:
         refs = RefsOfSource(Path(source), None, is_operator=True)
         return as_document(UndoResult(preview(home, source, selected, refs), [], 0))
-    with operator_session(home, source) as (session, enforcer, policy):
-        worker = OperatorWorker(OperatorGitSession.of(home, session, enforcer, policy), Path(source))
+    with operator_session(home, source) as (session, enforcer, policy), contextlib.ExitStack() as stack:
+
+        @cache
+        def worker() -> GitWorker:
+            from bonobofs.git.git_worker import GitWorker, WorkerSession  # noqa: PLC0415 - few undos need a worker
+
+            guard = OperatorAuthorizer(enforcer, policy)
+            names = home, session.session, source, None, guard
+            made = GitWorker(WorkerSession(*names, access_path=Path(source), is_operator=True))
+            stack.callback(made.close)
+            made.recover()
+            return made
+
         refs = RefsOfSource(Path(source), worker, is_operator=True)
-        with contextlib.closing(worker):
-            return as_document(take_back(home, source, selected, session.session, enforcer, refs))
+        return as_document(take_back(home, source, selected, session.session, enforcer, refs))
 
 
 def take_back(
