@@ -187,6 +187,7 @@ class Trail:
         """
         with self._writing:
             self._write_turn(name[:_LONGEST_NAME], by, ())
+            self._clock = (-1, "")  # a pause before the first change of the turn begins no other one
             if by == "hook":
                 self._begins_turn_after = inf
             return self.turn

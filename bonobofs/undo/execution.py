@@ -1,8 +1,9 @@
 """Make the steps of an undo, through the enforcer, and journal them so that a killed undo is completed.
 
 The journal is the plan in `undo/SESSION.plan` of the state directory. `SESSION.done` has a dot for each step that
-has ended, before it the inode number of a file that the step writes or exchanges, and `!` with the reason in hex if the
-step has failed. A step that was made without its dot is recognized by its result.
+has ended, before it the inode number of a file that the step writes or exchanges, `@` with number and time of each
+directory in which it has changed a name, and `!` with the reason in hex if the step has failed. A step that was made
+without its dot is recognized by its result.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _CALLER: Final = Caller("undo")
 _LONGEST_VALUE: Final = 1 << 16
 """Bytes of the largest extended attribute of Linux."""
 _SENT: Final = 0x7FFFF000
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _LEFT: Final = -1
 
 
@@ -86,9 +88,10 @@ class Execution:
         steps = journal.steps
         failures = [Failure(steps[number].path, reason, steps[number].change) for number, reason in journal.failures]
         failed = {failure.path for failure in failures}
-        if not journal.is_resumed:
-            known = (step.arguments for step in steps if step.do == "dir_times" and "ino" in step.arguments)
-            self._dir_times.update({arguments["ino"]: arguments["now"] for arguments in known})
+        known = (step.arguments for step in steps if step.do == "dir_times" and "ino" in step.arguments)
+        self._dir_times.update({arguments["ino"]: arguments["now"] for arguments in known} | journal.dir_times)
+        if journal.is_resumed and journal.done < len(steps):
+            self._forget_dir_times(steps[journal.done], journal)
         for number, step in enumerate(steps):
             if number < journal.done:
                 continue
@@ -96,10 +99,10 @@ class Execution:
             try:
                 if step.path not in failed and not self._is_made(step, journal):
                     self._prepare(step, journal)
-                    with self._noting_dir_times(step):
+                    with self._noting_dir_times(step, journal):
                         self._make[step.do](step)
             except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno in _FULL:
                     raise
                 reason = error.strerror or str(error)
                 failed.add(step.path)
@@ -107,6 +110,12 @@ class Execution:
             journal.advance(reason)
         syscalls.syncfs(self._root)
         return failures
+
+    def _forget_dir_times(self, step: UndoStep, journal: UndoJournal) -> None:
+        """Rely on the present times of the directories of a step that was killed: it may have changed them."""
+        for st in filter(None, map(self._stat, _directories(step))):
+            if st.st_ino not in journal.begun_dir_times:
+                self._dir_times.pop(st.st_ino, None)
 
     def _prepare(self, step: UndoStep, journal: UndoJournal) -> None:
         """Note the inode at the path. ESTALE: the file is neither as it was for the plan nor half written by it."""
@@ -321,22 +330,27 @@ class Execution:
                 self._set_times(step)
 
     @contextmanager
-    def _noting_dir_times(self, step: UndoStep) -> Iterator[None]:
+    def _noting_dir_times(self, step: UndoStep, journal: UndoJournal) -> Iterator[None]:
         """Note the times of the directories in which a step changes names, and changes of them by other programs."""
-        paths = {path.rpartition("/")[0] for path in (step.path, step.arguments.get("to", step.path))}
-        if step.do not in CHANGING_NAMES:
-            paths.clear()
+        paths = _directories(step)
         for st in filter(None, map(self._stat, paths)):
             if self._dir_times.setdefault(st.st_ino, st.st_mtime_ns) != st.st_mtime_ns:
                 self._dir_times[st.st_ino] = _LEFT
+        is_complete = False
         try:
             yield
-        except OSError:
-            self._dir_times.update({st.st_ino: _LEFT for st in filter(None, map(self._stat, paths))})
+            is_complete = True
+        except OSError as error:
+            is_complete = error.errno in _FULL  # the next call makes the step
             raise
-        for st in filter(None, map(self._stat, paths)):
-            if self._dir_times[st.st_ino] != _LEFT:
-                self._dir_times[st.st_ino] = st.st_mtime_ns
+        finally:
+            made = self._stat(step.path) if step.do == "mkdir" else None
+            if made is not None:
+                self._dir_times.pop(made.st_ino, None)  # a removed directory had the number
+            for st in filter(None, map(self._stat, paths)):
+                is_own = is_complete and self._dir_times.get(st.st_ino) != _LEFT
+                self._dir_times[st.st_ino] = st.st_mtime_ns if is_own else _LEFT
+                journal.note_dir_time(st.st_ino, self._dir_times[st.st_ino])
 
     def _set_xattr(self, step: UndoStep) -> None:
         key, value = step.arguments["name"], step.arguments["value"]
@@ -364,6 +378,10 @@ class UndoJournal:
         self._done: Final = directory / f"{name}.done"
         self.steps: Final = steps
         *ended, begun = (progress or b"").split(b".")
+        self.dir_times: Final = {ino: time for text in (*ended, begun) for ino, time in _dir_times(text).items()}
+        """Time of each directory after the last step in it, by inode number."""
+        self.begun_dir_times: Final = _dir_times(begun)
+        """The same, of the step that did not end."""
         self._resumes_at: Final = -1 if progress is None else len(ended)
         self.done = len(ended)
         """Number of steps that have ended."""
@@ -373,7 +391,7 @@ class UndoJournal:
             if b"!" in text
         ]
         """Numbers of the steps that failed before the undo was killed, with the reasons."""
-        self._begun: Final = int((begun.split() or [b"0"])[-1])
+        self._begun: Final = int([b"0", *filter(bytes.isdigit, begun.split())][-1])
         self._descriptor = -1
 
     @classmethod
@@ -428,10 +446,27 @@ class UndoJournal:
         """Note the inode that the next step writes or exchanges."""
         os.write(self._descriptor, b"%d " % ino)
 
+    def note_dir_time(self, ino: int, time: int) -> None:
+        """Note the time of a directory after the next step."""
+        os.write(self._descriptor, b"@%d:%d " % (ino, time))
+
     def advance(self, failure: str = "") -> None:
         """Note that the next step was made, or why it failed."""
         os.write(self._descriptor, b"!%s." % failure.encode().hex().encode() if failure else b".")
         self.done += 1
+
+
+def _directories(step: UndoStep) -> set[str]:
+    """Return the directories in which a step changes names, and the one that it makes."""
+    if step.do not in CHANGING_NAMES:
+        return set()
+    above = {path.rpartition("/")[0] for path in (step.path, step.arguments.get("to", step.path))}
+    return above | {step.path} if step.do == "mkdir" else above
+
+
+def _dir_times(text: bytes) -> dict[int, int]:
+    words = (word[1:].split(b":") for word in text.split() if word.startswith(b"@"))
+    return {int(ino): int(time) for ino, time in words}
 
 
 def _of(directory: int, name: bytes) -> bytes:

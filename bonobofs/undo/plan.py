@@ -471,7 +471,7 @@ class _Planner:
         """Put back a file, directory or symlink that has no name any more, or lost this one."""
         attributes = {"mode": state.permissions, "uid": state.uid, "gid": state.gid, "mtime": state.mtime}
         node = FileNode(state)
-        if state.kind is Kind.FILE and state.links > 1:
+        if state.kind in (Kind.FILE, Kind.SYMLINK) and state.links > 1:
             other = self._tree.path_of(state)
             node = self._tree.find(other) if other is not None else None  # type: ignore[assignment]
             if other is None or node is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from bonobofs.policy.request import Kind, kind_of
+from bonobofs.policy.request import Kind
 from bonobofs.system import syscalls
 from bonobofs.undo.changes import FileState, Restoration
 
@@ -161,7 +161,7 @@ class SourceTree:
             st = os.lstat(full)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        if st.st_nlink > 1 and stat.S_ISREG(st.st_mode) and st.st_ino in self._by_ino:
+        if not stat.S_ISDIR(st.st_mode) and st.st_ino in self._by_ino:
             return self._by_ino[st.st_ino]
         state = FileState(
             st.st_mode, st.st_uid, st.st_gid, st.st_mtime_ns, st.st_size, st.st_ino, st.st_nlink, st.st_ctime_ns
@@ -174,9 +174,9 @@ class SourceTree:
         for restoration in self._restored.get(st.st_ino, ()):
             if born <= restoration.ctime:
                 node.inos.update(restoration.inos)
-        if stat.S_ISREG(st.st_mode) and st.st_nlink > 1:
+        if not node.is_dir and st.st_nlink > 1:
             self._by_ino[st.st_ino] = node
-        elif kind_of(st.st_mode) is Kind.SYMLINK:
+        if node.kind is Kind.SYMLINK:
             node.target = os.readlink(full)
         return node
 

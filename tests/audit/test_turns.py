@@ -101,6 +101,17 @@ def test_hooks_end_the_pauses_of_a_session(enforcer: Enforcer, clock: Clock, by:
     assert (change(enforcer) == turn) is ends_pauses
 
 
+def test_a_mark_keeps_the_changes_after_a_pause(enforcer: Enforcer, clock: Clock) -> None:
+    """The agent was idle before the mark, and thinks after it: its changes are in the turn with the name."""
+    change(enforcer)
+    clock.seconds += 6 * PAUSE
+    turn = enforcer.begin_turn("task", "mark")
+    clock.seconds += 6 * PAUSE
+    assert change(enforcer) == turn
+    clock.seconds += PAUSE + 1
+    assert change(enforcer) > turn
+
+
 def test_a_clock_that_is_set_back_begins_no_turn(enforcer: Enforcer, clock: Clock) -> None:
     change(enforcer)
     clock.seconds -= 3600

@@ -1,0 +1,197 @@
+"""Failures of the undo of other tools, each as a story that must not happen here.
+
+Elsewhere in this directory: edits by a shell, ignored and untracked files, work of another session, and the undo of an
+undo (`test_undo.py`); moves of directories (`test_random_undo.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import bonobofs, environment
+from tests.support.mount_fixtures import MakePlace, Place
+from tests.support.repositories import Repo
+from tests.support.source_state import state_of, undo
+from tests.support.world import ALLOW_ALL
+
+
+def _repository(tmp_path: Path) -> Repo:
+    repo = Repo(tmp_path / "source").init()
+    repo.commit("[gt-0] The beginning", {"a.md": "a\n", "docs/b.md": "b\n", ".gitignore": "*.log\n"})
+    return repo
+
+
+def _shell(place: Place, script: str) -> None:
+    subprocess.run(["bash", "-ec", script], cwd=place.path, check=True, env={**os.environ, "HOME": "/nonexistent"})
+
+
+def test_index_refs_and_objects_of_the_users_repository_stay(own_place: MakePlace, tmp_path: Path) -> None:
+    """An undo of files reads and writes nothing of `.git`: no index is lost, no ref and no orphan object is made."""
+    repo = _repository(tmp_path)
+    repo.write("staged.md", "staged by the user\n")
+    repo.git("add", "staged.md")
+    before = state_of(repo.root)
+    place = own_place()
+    _shell(place, "echo changed > a.md; rm -r docs; echo new > new.md; rm staged.md")
+    log = tmp_path / "log"
+    traced = ["strace", "-f", "-qq", "-e", "trace=%file", "-o", str(log)]
+    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(repo.root)]
+    subprocess.run([*traced, *program], cwd="/", env=environment(), check=True, capture_output=True)
+    assert state_of(repo.root) == before
+    assert f"{repo.root}/.git/" not in log.read_text()
+    assert '".git' not in log.read_text()
+
+
+def test_a_nested_repository_keeps_its_git_directory(own_place: MakePlace, tmp_path: Path) -> None:
+    """Files of a repository within the source are changed and taken back: its `.git` has the same files and name."""
+    repo = _repository(tmp_path)
+    inner = Repo(repo.root / "vendor").init()
+    inner.commit("[gt-0] Inner", {"lib.c": "int x;\n"})
+    before = state_of(repo.root)
+    place = own_place()
+    _shell(place, "echo 'int y;' > vendor/lib.c; rm a.md; touch vendor/new.c")
+    assert undo(place, agent="alice")["conflicts"] == []
+    assert state_of(repo.root) == before
+    assert inner.git("status", "--porcelain") == ""
+
+
+def test_an_undo_reads_no_file_that_did_not_change(own_place: MakePlace, tmp_path: Path) -> None:
+    """Its cost grows with the changes: it opens and lists nothing else, however large the tree is."""
+    (source := tmp_path / "source").mkdir()
+    (source / "large").mkdir()
+    for number in range(50):
+        (source / "large" / f"file{number}").write_text("x")
+    (source / "changed").write_text("old\n")
+    place = own_place()
+    (place.path / "changed").write_text("new\n")
+    log = tmp_path / "log"
+    traced = ["strace", "-f", "-qq", "-e", "trace=%file", "-o", str(log)]
+    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source)]
+    subprocess.run([*traced, *program], cwd="/", env=environment(), check=True, capture_output=True)
+    assert (source / "changed").read_text() == "old\n"
+    assert "large" not in log.read_text()
+
+
+def test_files_of_the_users_scripts_survive_and_a_git_clean_is_taken_back(own_place: MakePlace, tmp_path: Path) -> None:
+    """An agent's `git clean -fdx` is taken back with ignored files; what the user's script made meanwhile stays."""
+    repo = _repository(tmp_path)
+    repo.write("build/out.log", "ignored\n")
+    repo.write("notes.txt", "untracked\n")
+    before = state_of(repo.root)
+    place = own_place()
+    _shell(place, "git clean -qfdx")
+    assert not (repo.root / "notes.txt").exists()
+    repo.write("made-by-script.txt", "the user's\n")
+    assert undo(place, agent="alice")["conflicts"] == []
+    after = state_of(repo.root)
+    assert (repo.root / "made-by-script.txt").read_text() == "the user's\n"
+    assert after.pop("") != before.pop(""), "the directory has a new name, so that its time stays"
+    del after["made-by-script.txt"]
+    assert {path: about for path, about in after.items() if not path.startswith(".git/")} == {
+        path: about for path, about in before.items() if not path.startswith(".git/")
+    }
+
+
+def test_work_outside_the_source_stays(own_place: MakePlace, tmp_path: Path) -> None:
+    """A directory that is replaced by a symlink to the outside is a conflict, and nothing there is written."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("two\n")
+    (source := tmp_path / "source").mkdir()
+    (source / "d").mkdir()
+    (source / "d/file").write_text("one\n")
+    (source / "out").symlink_to("../outside")
+    before = state_of(source)
+    place = own_place()
+    (place.path / "d/file").write_text("two\n")
+    _shell(place, "rm out; mkdir out; echo mine > out/file")
+    (source / "d").rename(source / "moved")
+    (source / "d").symlink_to("../outside")
+    (outside / "file").touch()
+    os.utime(outside / "file", ns=(0, (source / "moved/file").stat().st_mtime_ns))
+    there = state_of(outside)
+    result = undo(place, agent="alice")
+    assert {each["path"] for each in result["conflicts"]} == {"d/file"}
+    assert state_of(outside) == there
+    assert state_of(source)["out"] == before["out"]
+
+
+def test_content_that_was_not_kept_is_never_replaced_by_an_older_copy(own_place: MakePlace, tmp_path: Path) -> None:
+    """The first content is kept, the second is too large: the undo of its change is refused, and names the reason."""
+    (source := tmp_path / "source").mkdir()
+    (source / "file").write_text("first\n")
+    place = own_place(policy=f'{ALLOW_ALL}[undo]\nmax_file = "1KB"\n')
+    states = []
+    for number, text in enumerate(("x" * 5000, "third\n")):
+        assert bonobofs("mark", f"turn {number}", cwd=place.path).returncode == 0
+        (place.path / "file").write_text(text)
+        states.append(state_of(source))
+    (conflict,) = {each["reason"] for each in undo(place, turn="turn 1")["conflicts"]}
+    assert conflict == "the file is larger than max_file"
+    assert state_of(source) == states[1]
+
+
+def test_a_move_is_taken_back_only_with_its_own_turn(own_place: MakePlace, tmp_path: Path) -> None:
+    """The undo of a later edit leaves the file where it was moved to, and the undo of the move leaves the edit."""
+    (source := tmp_path / "source").mkdir()
+    (source / "old").write_text("one\n")
+    place = own_place()
+    for name, script in (("move", "mv old new"), ("edit", "echo two > new"), ("more", "echo three > new")):
+        assert bonobofs("mark", name, cwd=place.path).returncode == 0
+        _shell(place, script)
+    assert undo(place, turn="more")["conflicts"] == []
+    assert {path.name: path.read_text() for path in source.iterdir()} == {"new": "two\n"}
+    assert undo(place, turn="move")["conflicts"] == []
+    assert {path.name: path.read_text() for path in source.iterdir()} == {"old": "two\n"}
+
+
+@contextmanager
+def _small_disk(path: Path) -> Iterator[Path]:
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+def _fill_disk(path: Path) -> None:
+    with pytest.raises(OSError, match="No space left"), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+
+
+@pytest.mark.root
+def test_an_undo_on_a_full_disk_is_completed_when_there_is_space(own_place: MakePlace, tmp_path: Path) -> None:
+    """No file is half written: each has its old content or that of the agent, until the next call completes all."""
+    with _small_disk(tmp_path / "source") as source:
+        for name in ("first", "large", "last"):
+            (source / name).write_bytes(name.encode() * (200_000 if name == "large" else 1))
+        before = state_of(source)
+        place = own_place()
+        for name in ("first", "large", "last"):
+            (place.path / name).write_text("new\n")
+        changed = state_of(source)
+        _fill_disk(source / "filler")
+        with pytest.raises(OSError, match="No space left") as full:
+            undo(place, agent="alice")
+        assert full.value.errno == errno.ENOSPC
+        half = state_of(source)
+        for name in ("first", "large", "last"):
+            assert half[name][3:5] in (before[name][3:5], changed[name][3:5])
+        assert half["large"][3:5] == changed["large"][3:5]
+        (source / "filler").unlink()
+        result = undo(place, agent="alice")
+        assert (result["completed"], result["conflicts"], result["failures"]) == (1, [], [])
+        after = state_of(source)
+        assert after.pop("") > before.pop(""), "the user's file was removed meanwhile, so that the time stays"
+        assert after == before
+        assert place.umount().closed
