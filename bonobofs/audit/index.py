@@ -121,6 +121,9 @@ def decode_text(stored: str) -> str:
     return str(json.loads(f'"{stored}"')) if "\\" in stored else stored
 
 
+VERSION: Final = 3
+"""Version of the tables, incremented with each change of them. An index of another version is rebuilt."""
+
 ENTRIES_AT_ONCE: Final = 4000
 BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 """Maximum number of entries and bytes of one transaction. The last entry can exceed the number of bytes."""
@@ -172,7 +175,7 @@ class AuditIndex:
                     look = _file_state(path)
                     if cursor is not None and self._indexed.get(path.stem) == (look, cursor):
                         continue
-                    if cursor is not None and not _is_the_same(path, cursor):
+                    if cursor is not None and not is_same_trail(path, cursor):
                         redone.append(path.stem)
                         cursor = None
                     cursor = cursor or self._tables.enter_trail(self._name, path.stem)
@@ -348,7 +351,7 @@ def _file_state(path: Path) -> _FileState:
     return _FileState(found.st_ino, found.st_size, found.st_ctime_ns)
 
 
-def _is_the_same(path: Path, cursor: Cursor) -> bool:
+def is_same_trail(path: Path, cursor: Cursor) -> bool:
     """True if the trail still has the bytes before the cursor. `audit.verify` detects earlier changes."""
     with open_trail(path) as stream:
         return stream.seek(0, os.SEEK_END) >= cursor.offset and _mark(stream, cursor.offset) == cursor.mark

@@ -25,13 +25,20 @@ from sqlalchemy.sql import and_, bindparam, delete, func, insert, or_, select, t
 from sqlalchemy.sql.selectable import ScalarSelect
 
 from bonobofs.audit.entry import PROCESS, TURN, AuditEntry
-from bonobofs.audit.index import Count, Cursor, GroupBy, IndexedChange, IndexQuery, Turn, decode_text, encode_text
+from bonobofs.audit.index import (
+    VERSION,
+    Count,
+    Cursor,
+    GroupBy,
+    IndexedChange,
+    IndexQuery,
+    Turn,
+    decode_text,
+    encode_text,
+)
 from bonobofs.errors import StateError
 from bonobofs.state.database import BEGIN, Database, begin_sqlite, url
-from bonobofs.state.sqlite_file import driver_text
-
-VERSION: Final = 2
-"""Incremented with every change of the tables. An index of another version is rebuilt."""
+from bonobofs.state.sqlite_file import Execute, driver_text
 
 _TEXT: Final = Text().with_variant(Text(collation="C"), "postgresql")
 """Compares byte by byte, so that the paths below a directory are a range."""
@@ -98,7 +105,8 @@ CHANGES: Final = Table(
     Index("index_changes_seq", "trail", "seq"),
     Index("index_changes_began", "began"),
     Index("index_changes_ended", "ended", "began"),
-    Index("index_changes_path", "path"),
+    # `undo.path_history` reads no row that it does not show: this index has all columns of its conditions.
+    Index("index_changes_path", "path", "began", "trail", "kind", "operation"),
     comment="One row for each intent with its outcome, and for each other entry.",
 )
 PROCESSES: Final = Table(
@@ -113,8 +121,17 @@ PROCESSES: Final = Table(
     comment="The processes that made changes, and their parents.",
 )
 _IS_REFUSED: Final = CHANGES.c.result != sqlalchemy.literal_column("'allowed'")
-"""Predicate of the partial index. Queries must repeat it literally, or the planner will not use the index."""
+_IS_EVENT: Final = CHANGES.c.kind == sqlalchemy.literal_column("'event'")
+_HAS_OTHER: Final = CHANGES.c.other != sqlalchemy.literal_column("''")
+"""Predicates of partial indexes. Queries must repeat them literally, or the planner will not use the index."""
 Index("index_changes_refused", CHANGES.c.began, sqlite_where=_IS_REFUSED, postgresql_where=_IS_REFUSED)
+Index("index_changes_other", CHANGES.c.other, CHANGES.c.began, sqlite_where=_HAS_OTHER, postgresql_where=_HAS_OTHER)
+Index(
+    "index_changes_events",
+    *(CHANGES.c.operation, CHANGES.c.trail, CHANGES.c.seq),
+    sqlite_where=_IS_EVENT,
+    postgresql_where=_IS_EVENT,
+)
 
 
 def sqlite_engine(path: Path) -> Engine:
@@ -178,6 +195,12 @@ class IndexTables:
             number = connection.execute(insert(TRAILS).values(row).returning(TRAILS.c.id)).scalar_one()
         return Cursor(number, session, 0, "", 0)
 
+    @contextlib.contextmanager
+    def queries(self) -> Iterator[Execute]:
+        """Run a transaction, which reads."""
+        with _begun(self.engine) as connection:
+            yield lambda statement, values: connection.execute(sqlalchemy.text(statement), values).fetchall()
+
     def forget_trail(self, session: str) -> None:
         """Delete all rows of a trail."""
         with _begun(self.engine) as connection:
@@ -239,7 +262,7 @@ class IndexTables:
         statement = (
             select(TRAILS.c.session, CHANGES.c.seq, CHANGES.c.line)
             .select_from(CHANGES.join(TRAILS, TRAILS.c.id == CHANGES.c.trail))
-            .where(CHANGES.c.operation == TURN, CHANGES.c.kind == "event")
+            .where(_IS_EVENT, CHANGES.c.operation == TURN)
             .order_by(CHANGES.c.trail, CHANGES.c.seq)
         )
         found: list[Turn] = []
@@ -359,7 +382,8 @@ class IndexTables:
         if query.path is not None:
             pieces = _pieces(query.path)
             if pieces:
-                found.append(or_(*(_matches(column, pieces) for column in (CHANGES.c.path, CHANGES.c.other))))
+                other = _matches(CHANGES.c.other, pieces)
+                found.append(or_(_matches(CHANGES.c.path, pieces), and_(_HAS_OTHER, other)))
         return found
 
 
@@ -428,6 +452,4 @@ def _matches(column: ColumnElement[str], pieces: list[str]) -> ColumnElement[boo
         return or_(column == literal, and_(column >= f"{literal}/", column < f"{literal}0"))
     expression = "".join(forms.get(piece) or re.escape(encode_text(piece)) for piece in pieces)
     matches = column.regexp_match(f"^{expression}(?:/.*)?$")
-    if literal:
-        return and_(column >= literal, column < f"{literal}\x7f", matches)
-    return and_(column != "", matches) if column is CHANGES.c.other else matches
+    return and_(column >= literal, column < f"{literal}\x7f", matches) if literal else matches

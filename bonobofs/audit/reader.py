@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, Self, TextIO
 
@@ -189,14 +189,17 @@ def lines_of(stream: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: stream.readline(LONGEST_LINE), b"")
 
 
+def whole_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of an open trail as `lines_of`. Omits an incomplete last line."""
+    return takewhile(lambda line: line.endswith(b"\n") or len(line) == LONGEST_LINE, lines_of(stream))
+
+
 def entries_of(stream: BinaryIO, session: str, moment: datetime = EPOCH) -> Iterator[tuple[bytes, AuditEntry]]:
     """Yield the lines and entries of an open trail from its position on. Omits an incomplete last line.
 
     An unreadable line gets the time of the entry before it; `moment` is the time for the first line.
     """
-    for line in lines_of(stream):
-        if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
-            return
+    for line in whole_lines(stream):
         entry = _parse(line, session, moment)
         moment = entry.timestamp
         yield line, entry

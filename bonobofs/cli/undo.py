@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bonobofs import session
 from bonobofs.audit import reader
 from bonobofs.cli.options import Argument, Option
-from bonobofs.cli.output import document, paged, say, table
-from bonobofs.errors import UsageError
+from bonobofs.cli.output import document, note, paged, say, table
+from bonobofs.errors import StateError, UsageError
 from bonobofs.ipc.client import call
-from bonobofs.session import undo_service
+from bonobofs.session import change_history
 from bonobofs.system.paths import is_within
 
 if TYPE_CHECKING:
+    from bonobofs.state.sessions import Session
     from bonobofs.undo.changes import Selection
 
 _ID = 12
@@ -75,7 +77,7 @@ def undo(
         result: dict[str, Any] = call(called.directory, "undo.preview" if dry_run else "undo", **given)
     else:
         source, selection = _selected(home, change, turn, of_session, since, path, agent)
-        result = undo_service.undo(home, source, selection, dry_run=dry_run)
+        result = session.undo_service.undo(home, source, selection, dry_run=dry_run)
     if json:
         document(result)
     else:
@@ -133,12 +135,22 @@ def history(
     Example:
       bonobofs history src/app.py
     """
-    home = session.home()
-    source, inside = _located(home, path)
-    found = undo_service.history(home, source, inside, lines)
+    home, began = session.home(), time.monotonic()
+    sessions, inside = _located(home, path)
+    found = change_history.history(home, sessions, inside, lines)
     if json:
-        document(found)
-        return
+        document(found.changes)
+    else:
+        _print_history(inside or sessions[0].source, found.changes)
+    if found.is_far_behind:
+        sys.stdout.flush()
+        try:
+            change_history.update_index(home, time.monotonic() - began)
+        except StateError as error:
+            note(str(error))
+
+
+def _print_history(path: str, changes: list[dict[str, Any]]) -> None:
     rows = [
         [
             each["change"],
@@ -150,10 +162,10 @@ def history(
             "" if each["bytes"] is None else str(each["bytes"]),
             each["turn"],
         ]
-        for each in found
+        for each in changes
     ]
     if not rows:
-        say(f"no change of {inside or source} is recorded")
+        say(f"no change of {path} is recorded")
         return
     with paged():
         table(["CHANGE", "TIME", "AGENT", "PROGRAM", "OPERATION", "RESULT", "BYTES", "TURN"], rows)
@@ -170,7 +182,7 @@ def show(
       bonobofs show 3d1fbd0c:17
     """
     home = session.home()
-    found = undo_service.show(home, change)
+    found = session.undo_service.show(home, change)
     if json:
         document(found)
         return
@@ -198,9 +210,9 @@ def diff(
     """
     home = session.home()
     source, selection = _selected(home, None, turn, of_session, since, path, None)
-    found = undo_service.differences_of(home, source, selection)
+    found = session.undo_service.differences_of(home, source, selection)
     if json:
-        document([undo_service.difference_document(each, stat=stat) for each in found])
+        document([session.undo_service.difference_document(each, stat=stat) for each in found])
         return
     with paged():
         for each in found:
@@ -233,24 +245,25 @@ def _selected(
     moment = None if since is None else reader.since(since, datetime.now(UTC))
     inside = None
     if path is not None:
-        source, inside = _located(home, path)
+        sessions, inside = _located(home, path)
+        source = sessions[0].source
     elif of_session is not None:
-        source = undo_service.session_named(home, of_session).source
+        source = change_history.session_named(home, of_session).source
     elif (name := change or turn) is not None and ":" in name:
-        source = undo_service.session_named(home, name.partition(":")[0]).source
+        source = change_history.session_named(home, name.partition(":")[0]).source
     else:
-        source = undo_service.source_of(home, Path.cwd())
-    return source, undo_service.selection(
+        source = change_history.sessions_around(home, Path.cwd())[0].source
+    return source, session.undo_service.selection(
         home, source, change=change, turn=turn, of_session=of_session, since=moment, path=inside, agent=agent
     )
 
 
-def _located(home: Path, path: str) -> tuple[str, str]:
-    """Return the source around a path, and the path in it."""
+def _located(home: Path, path: str) -> tuple[list[Session], str]:
+    """Return the sessions of the source around a path, and the path in the source."""
     full = os.path.normpath(os.path.join(os.getcwd(), path))
-    source = undo_service.source_of(home, Path(full))
-    mountpoints = [each.mountpoint for each in undo_service.sessions_of(home, source) if each.mountpoint is not None]
-    return source, _workspace_path(full, (*reversed(mountpoints), source))
+    sessions = change_history.sessions_around(home, Path(full))
+    mountpoints = [each.mountpoint for each in sessions if each.mountpoint is not None]
+    return sessions, _workspace_path(full, (*reversed(mountpoints), sessions[0].source))
 
 
 def _workspace_path(path: str, roots: tuple[str, ...]) -> str:

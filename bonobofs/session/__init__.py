@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bonobofs.git.session_repository import all_kept
     from bonobofs.policy import document as policy_document
     from bonobofs.policy import examples as policy_examples
-    from bonobofs.session import lease_service, project_policy, worktrees
+    from bonobofs.session import lease_service, project_policy, undo_service, worktrees
     from bonobofs.session.agent_shell import enter_shell
     from bonobofs.session.explanation import explain
     from bonobofs.session.files_explanation import PolicyInForce, in_force
@@ -80,6 +80,7 @@ _MODULES: Final = {
     "policy_document": "bonobofs.policy.document",
     "policy_examples": "bonobofs.policy.examples",
     "project_policy": "bonobofs.session.project_policy",
+    "undo_service": "bonobofs.session.undo_service",
     "worktrees": "bonobofs.session.worktrees",
 }
 """Modules that callers name as `session.NAME`."""

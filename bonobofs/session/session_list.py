@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -145,14 +146,14 @@ def was_closed(home: Path, session: Session) -> bool:
         return False
 
 
-def flush_servers(home: Path) -> None:
-    """Have every server write its queued entries, and wait until each has answered.
+def flush_servers(home: Path, sessions: Iterable[Session] | None = None) -> None:
+    """Have the servers of these sessions, by default all, write their queued entries, and wait for their answers.
 
     A server answers by renewing the mtime of `settled` in its session's directory. A server that has not answered after
     two seconds is skipped. Its earlier entries can be read.
     """
     servers = []
-    for session in read_all(home)[0]:
+    for session in read_all(home)[0] if sessions is None else sessions:
         if session.pid is None or session.starttime is None or session.mountpoint is None or not lives(session):
             continue
         mark = session_directory(home, session.session) / "settled"

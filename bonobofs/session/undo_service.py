@@ -12,27 +12,25 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bonobofs.audit.entry import TURN, UNDO, AuditEntry
 from bonobofs.audit.reader import since as moment_of
-from bonobofs.audit.recovery import OUT_OF_BAND
 from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.enforcement.authorizer import Authorizer
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import StateError, UsageError
 from bonobofs.policy.request import Principal
+from bonobofs.session.change_history import change_document, images_of, session_named, sessions_of
 from bonobofs.session.session_list import flush_servers
 from bonobofs.session.undo_refs import OperatorAuthorizer, RefsOfSource
 from bonobofs.state.home import head_path, trail_path
 from bonobofs.state.sessions import Session, lives, note_ends, read_all, save
 from bonobofs.system import mounts
 from bonobofs.system.locks import locked
-from bonobofs.system.paths import is_within
 from bonobofs.system.processes import start_time
-from bonobofs.undo.changes import Change, Selection, all_changes, change_id, parse_id
+from bonobofs.undo.changes import Change, Selection, all_changes, parse_id
 from bonobofs.undo.difference import FileDifference, differences
 from bonobofs.undo.execution import Execution, Failure, UndoJournal
 from bonobofs.undo.image_expiry import expire, places_of
-from bonobofs.undo.images import Image, Images
+from bonobofs.undo.images import Image
 from bonobofs.undo.plan import Plan, Record, plan
 
 if TYPE_CHECKING:
@@ -81,41 +79,6 @@ def expire_images(home: Path, free_bytes: int = 0) -> int:
     live = {session.session for session in read_all(home)[0] if lives(session)}
     most = min(limits.max_total * 9 // 10, limits.max_total - free_bytes)
     return expire(places_of(home), keep, most, live)
-
-
-def images_of(home: Path, source: str) -> Images:
-    """Return the stores of pre-images of a source."""
-    return Images(home / "undo", Path(source) / ".bonobofs" / "undo")
-
-
-def sessions_of(home: Path, source: str) -> list[Session]:
-    """Return the sessions of a source, oldest first."""
-    return [session for session in read_all(home)[0] if session.source == source]
-
-
-def source_of(home: Path, path: Path) -> str:
-    """Return the source around a path: that of a session whose mount or source contains it. UsageError."""
-    sessions = read_all(home)[0]
-    for session in reversed(sessions):
-        if (
-            session.mountpoint is not None
-            and is_within(path, session.mountpoint)
-            and os.path.ismount(session.mountpoint)
-        ):
-            return session.source
-    found = [session.source for session in sessions if is_within(path, session.source)]
-    if not found:
-        raise UsageError(f"no session had a source around {path}; go there, or name a session with --session")
-    return max(found, key=len)
-
-
-def session_named(home: Path, text: str) -> Session:
-    """Return the session whose UUID begins with a text. UsageError."""
-    found = [session for session in read_all(home)[0] if text and session.session.startswith(text)]
-    if len(found) != 1:
-        few = "more than one session's UUID begins" if found else "no session's UUID begins"
-        raise UsageError(f"{few} with {text!r}; see bonobofs status --all")
-    return found[0]
 
 
 def changes_of_source(home: Path, source: str, since: datetime | None = None) -> list[Change]:
@@ -301,60 +264,6 @@ def as_document(result: UndoResult) -> dict[str, Any]:
     }
 
 
-def history(home: Path, source: str, path: str, most: int) -> list[dict[str, Any]]:
-    """Return the last changes and refusals of a path as JSON data, newest first. StateError."""
-    from bonobofs.audit.index import IndexQuery  # noqa: PLC0415 - undo does without the database
-    from bonobofs.session.retention import open_index  # noqa: PLC0415
-
-    flush_servers(home)
-    names = {session.session for session in sessions_of(home, source)}
-    with open_index(home) as index:
-        index.catch_up()
-        found = [each for each in index.changes(IndexQuery(path=path)) if each.entry.session in names]
-        found = [each for each in found if each.entry.kind == "intent" or each.entry.operation == OUT_OF_BAND][-most:]
-        turns = {
-            name: [each.entry for each in index.changes(IndexQuery(session=name, operation=TURN))]
-            for name in {each.entry.session for each in found}
-        }
-    images = images_of(home, source)
-    return [
-        _change_document(Change(each.entry, each.outcome, *_turn_at(turns[each.entry.session], each.entry.seq)), images)
-        for each in reversed(found)
-    ]
-
-
-def _turn_at(turns: list[AuditEntry], seq: int) -> tuple[int, str]:
-    number, name = 0, ""
-    for turn in turns:
-        if turn.seq < seq:
-            number, name = turn.seq, str(turn.details.get("name", ""))
-    return number, name
-
-
-def _change_document(change: Change, images: Images) -> dict[str, Any]:
-    entry = change.entry
-    return {
-        "change": change.id,
-        "time": entry.timestamp.astimezone().isoformat(sep=" ", timespec="seconds")[:19],
-        "agent": entry.agent,
-        "agent_id": entry.agent_id,
-        "session": entry.session,
-        "tool": entry.tool,
-        "pid": entry.details.get("pid"),
-        "operation": entry.operation,
-        "path": entry.path,
-        "to": entry.details.get("to"),
-        "result": change.result,
-        "code": entry.code,
-        "reason": entry.reason if change.outcome is None else change.outcome.reason,
-        "bytes": change.bytes,
-        "turn": f"{change_id(entry.session, change.turn)}{f' {change.turn_name}' if change.turn_name else ''}",
-        "undo_of": entry.details.get(UNDO),
-        "not_kept": change.not_kept or None,
-        "kept_hash": images.hash_of(Image(entry.session, entry.seq)) or None,
-    }
-
-
 def show(home: Path, name: str) -> dict[str, Any]:
     """Return one change as JSON data, with the states of the file and the lines of its diff. UsageError."""
     owner = session_named(home, name.partition(":")[0])
@@ -369,7 +278,7 @@ def show(home: Path, name: str) -> dict[str, Any]:
     images = images_of(home, owner.source)
     lines = [line for each in differences(Path(owner.source), images, found, changes) for line in each.unified()]
     return {
-        **_change_document(change, images),
+        **change_document(change, images),
         **{key: None if state is None else state._asdict() for key, state in states.items()},
         "kept": images.has(Image(session, number)),
         "diff": lines,

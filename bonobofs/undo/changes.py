@@ -257,9 +257,10 @@ def changes_of(trail: Path) -> list[Change]:
             turn, name = entry.seq, str(entry.details.get("name", ""))
         elif entry.operation == LOSS:
             losses[entry.details.get("change")] = entry.details.get(NOT_KEPT)
+    found = [*ended, *open_intents.values()]
     if losses:
-        ended = [change._replace(loss=str(losses.get(change.entry.seq, ""))) for change in ended]
-    return [*ended, *open_intents.values()]
+        found = [change._replace(loss=str(losses.get(change.entry.seq, ""))) for change in found]
+    return found
 
 
 def publishers(changes: Iterable[Change]) -> dict[tuple[str, str], str]:

@@ -58,9 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=3, metavar="N", help="rounds over all workloads and worlds (3)")
     add(
         "--only",
+        "--rows",
         default="",
         metavar="ROW,…",
-        help="rows or workloads, see --list; also decision, log, index, git, beads, memory, mount, why, help, parallel",
+        help="rows or workloads, see --list; also decision, log, index, git, beads, memory, mount, why, history, "
+        "help, parallel",
     )
     add("--worlds", default=",".join(WORLDS), metavar="WORLD,…", help=f"of {', '.join(WORLDS)}; native always")
     add("--tree", action="append", metavar="TREE", help="generated, stdlib or a directory; repeatable (generated)")
@@ -185,7 +187,7 @@ def _file_system(directory: Path) -> str:
 def copy_of_checkout(work: Path, python: str) -> Path:
     """A compiled copy that every user can read and that nobody edits while it is measured."""
     code = work / "code"
-    for name in ("bonobofs", "scripts", "tests/fakes"):
+    for name in ("bonobofs", "scripts", "tests/fakes", "tests/support"):
         shutil.copytree(CHECKOUT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("policy.toml", "pyproject.toml"):  # the packaged policy is sought beside pyproject.toml
         shutil.copyfile(CHECKOUT / name, code / name)

@@ -21,7 +21,7 @@ from pathlib import Path
 from time import perf_counter_ns, process_time_ns
 
 from benchmarks import git_commands, parallel
-from benchmarks.plan import INDEXED, ISSUES, RECORDS, RULES, WALKED_FILES, Plan
+from benchmarks.plan import CHANGES, INDEXED, ISSUES, RECORDS, RULES, WALKED_FILES, Plan
 from benchmarks.worlds import POLICY, bonobofs
 from bonobofs.audit.index import AuditIndex
 from bonobofs.audit.index_store import IndexTables, sqlite_engine
@@ -31,6 +31,7 @@ from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy, decide
 from bonobofs.policy.request import Context, Operation, Principal, Request, WorkspacePath
 from bonobofs.session import open_session
+from tests.support.recorded_changes import path_of, record
 
 PASSES = 5
 BD = Path(__file__).resolve().parents[2] / "tests" / "fakes" / "bd"
@@ -197,6 +198,19 @@ def why(plan: Plan) -> float:
         return statistics.median(_command_ms(plan, "why", str(root / "out" / "file")) for _ in range(2 * PASSES))
 
 
+def history(plan: Plan) -> float:
+    """Milliseconds of `bonobofs history` of one path among the changes of eight trails, half of them compressed."""
+    home = Path(plan.base, "history")
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(mode=0o700)
+    record(home, plan.source, plan.count(CHANGES))
+    os.environ["BONOBOFS_HOME"] = str(home)
+    _command_ms(plan, "audit", "index")
+    passes = [_command_ms(plan, "history", str(plan.source / path_of(number))) for number in range(2 * PASSES)]
+    shutil.rmtree(home)
+    return statistics.median(passes)
+
+
 def command_help(plan: Plan) -> float:
     """Milliseconds of the help of a command."""
     return statistics.median(_command_ms(plan, "mount", "--help") for _ in range(2 * PASSES))
@@ -215,6 +229,7 @@ PARTS: dict[str, Callable[[Plan], float]] = {
     "memory": memory,
     "mount": mount,
     "why": why,
+    "history": history,
     "help": command_help,
     "parallel-tar": parallel.tar,
     "parallel-make": parallel.make,

@@ -26,6 +26,7 @@ PARTS = {
     "memory": ("Resident after walking 100,000 files", "{:.0f} MB"),
     "mount": ("`bonobofs mount`, until the mount answers", "{:.0f} ms"),
     "why": ("`bonobofs why`", "{:.0f} ms"),
+    "history": ("`bonobofs history` of one path among 1,000,000 changes", "{:.0f} ms"),
     "help": ("`bonobofs mount --help`", "{:.0f} ms"),
     "parallel-tar": ("Four `tar -x` at once, by one after another", "{:.2f} times"),
     "parallel-make": ("`make -j2` of a C project, by `make -j1`", "{:.2f} times"),
