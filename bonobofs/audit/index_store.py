@@ -382,8 +382,9 @@ class IndexTables:
         if query.path is not None:
             pieces = _pieces(query.path)
             if pieces:
-                other = _matches(CHANGES.c.other, pieces)
-                found.append(or_(_matches(CHANGES.c.path, pieces), and_(_HAS_OTHER, other)))
+                # SQLite searches an index for each term of one OR, not for those of an OR within it.
+                other = (and_(_HAS_OTHER, term) for term in _matches(CHANGES.c.other, pieces))
+                found.append(or_(*_matches(CHANGES.c.path, pieces), *other))
         return found
 
 
@@ -442,14 +443,14 @@ def _pieces(pattern: str) -> list[str]:
     return re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", pattern.removeprefix("./").strip("/"))
 
 
-def _matches(column: ColumnElement[str], pieces: list[str]) -> ColumnElement[bool]:
-    """Return the condition that a path, or a directory above it, matches a path or pattern."""
+def _matches(column: ColumnElement[str], pieces: list[str]) -> list[ColumnElement[bool]]:
+    """Return conditions of which one is met if a path, or a directory above it, matches a path or pattern."""
     across = f"(?:{_ONE_CHARACTER}|/)*"
     forms = {"**/": f"(?:{across}/)?", "**": across, "*": f"{_ONE_CHARACTER}*", "?": _ONE_CHARACTER}
     literal = encode_text(pieces[0]) if pieces[0] not in forms else ""
     if len(pieces) == 1 and literal:
         # In ASCII, 0 follows the slash, so the range has all names that begin with the path and a slash.
-        return or_(column == literal, and_(column >= f"{literal}/", column < f"{literal}0"))
+        return [column == literal, and_(column >= f"{literal}/", column < f"{literal}0")]
     expression = "".join(forms.get(piece) or re.escape(encode_text(piece)) for piece in pieces)
     matches = column.regexp_match(f"^{expression}(?:/.*)?$")
-    return and_(column >= literal, column < f"{literal}\x7f", matches) if literal else matches
+    return [and_(column >= literal, column < f"{literal}\x7f", matches) if literal else matches]
