@@ -15,7 +15,7 @@ from bonobofs.state.sessions import Session, read_all
 from bonobofs.system.paths import is_within
 from bonobofs.undo.changes import Change, change_id
 from bonobofs.undo.images import Image, Images
-from bonobofs.undo.path_history import PathQuery, changes_of_paths
+from bonobofs.undo.path_history import PathQuery, find_changes
 
 FAR_BEHIND: Final = 8 << 20
 """Bytes that a history reads from the trails in less time than it takes to load what updates the index."""
@@ -73,7 +73,7 @@ def session_named(home: Path, text: str) -> Session:
 def history(home: Path, sessions: Sequence[Session], path: str, most: int) -> History:
     """Return the last changes and refusals of a path in these sessions. OSError, TrailError."""
     flush_servers(home, sessions)
-    found = changes_of_paths(home, [session.session for session in sessions], PathQuery({path}, path), most)
+    found = find_changes(home, [session.session for session in sessions], PathQuery({path}, path), most)
     images = images_of(home, sessions[0].source)
     return History([change_document(each, images) for each in reversed(found.changes)], found.unindexed > FAR_BEHIND)
 

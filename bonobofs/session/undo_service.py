@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -26,11 +26,12 @@ from bonobofs.state.sessions import Session, lives, note_ends, read_all, save
 from bonobofs.system import mounts
 from bonobofs.system.locks import locked
 from bonobofs.system.processes import start_time
-from bonobofs.undo.changes import Change, Selection, all_changes, parse_id
+from bonobofs.undo.changes import Change, Selection, all_changes, moment_of_change, parse_id
 from bonobofs.undo.difference import FileDifference, differences
 from bonobofs.undo.execution import Execution, Failure, UndoJournal
 from bonobofs.undo.image_expiry import expire, places_of
 from bonobofs.undo.images import Image
+from bonobofs.undo.path_history import NumberQuery, PathQuery, find_changes
 from bonobofs.undo.plan import Plan, Record, plan
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 OPERATOR: Final = "operator"
 """Label of the agent in whose name the operator's own changes are recorded."""
+_MOST_PATHS: Final = 20_000
+"""Number of paths of one search: SQLite has a limit of parameters."""
 _ALLOW_ALL: Final = {
     "default": "allow",
     "hidden": ["**"],
@@ -268,12 +271,13 @@ def show(home: Path, name: str) -> dict[str, Any]:
     """Return one change as JSON data, with the states of the file and the lines of its diff. UsageError."""
     owner = session_named(home, name.partition(":")[0])
     session, number = parse_id(name, [owner.session])
-    flush_servers(home)
-    changes = changes_of_source(home, owner.source)
-    found = [change for change in changes if (change.entry.session, change.entry.seq) == (session, number)]
+    sessions = sessions_of(home, owner.source)
+    flush_servers(home, sessions)
+    found = find_changes(home, [session], NumberQuery(session, number)).changes
     if not found:
         raise UsageError(f"{name} is no change; `bonobofs history PATH` shows the changes of a path")
     change = found[0]
+    changes = _changes_of_files(home, sessions, found)
     states = {"before": change.before, "after": change.after, "replaced": change.replaced}
     images = images_of(home, owner.source)
     lines = [line for each in differences(Path(owner.source), images, found, changes) for line in each.unified()]
@@ -287,8 +291,27 @@ def show(home: Path, name: str) -> dict[str, Any]:
 
 def differences_of(home: Path, source: str, selected: Selection) -> list[FileDifference]:
     """Return what the selected changes did to each file. OSError."""
-    changes = changes_of_source(home, source)
-    return differences(Path(source), images_of(home, source), [each for each in changes if each in selected], changes)
+    if not selected.path:
+        changes = changes_of_source(home, source)
+        chosen = [change for change in changes if change in selected]
+    else:
+        sessions = sessions_of(home, source)
+        flush_servers(home, sessions)
+        names, query = [each.session for each in sessions], PathQuery({selected.path}, selected.path)
+        chosen = sorted(
+            (each for each in find_changes(home, names, query).changes if each in selected), key=moment_of_change
+        )
+        changes = _changes_of_files(home, sessions, chosen)
+    return differences(Path(source), images_of(home, source), chosen, changes)
+
+
+def _changes_of_files(home: Path, sessions: Sequence[Session], chosen: Sequence[Change]) -> list[Change]:
+    """Return all changes of the paths of some changes by time."""
+    paths = {path for change in chosen for path in change.paths}
+    names = [session.session for session in sessions]
+    if len(paths) > _MOST_PATHS:
+        return all_changes(trail_path(home, name) for name in names)
+    return sorted(find_changes(home, names, PathQuery(paths)).changes, key=moment_of_change)
 
 
 def difference_document(difference: FileDifference, *, stat: bool) -> dict[str, Any]:

@@ -353,4 +353,9 @@ def all_changes(trails: Iterable[Path], since: datetime | None = None) -> list[C
                 found += changes_of(trail)
         except FileNotFoundError:
             continue  # pruned
-    return sorted(found, key=lambda change: (change.entry.timestamp, change.entry.seq))
+    return sorted(found, key=moment_of_change)
+
+
+def moment_of_change(change: Change) -> tuple[datetime, int]:
+    """Return the key of the order by time."""
+    return change.entry.timestamp, change.entry.seq

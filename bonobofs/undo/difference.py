@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.policy.request import Kind, Operation
-from bonobofs.system.paths import is_within
 from bonobofs.undo.changes import Change, FileState
 from bonobofs.undo.images import Image, Images
 
@@ -95,7 +94,7 @@ def differences(
         to = change.details.get("to")
         if isinstance(to, str) and change.operation == Operation.RENAME and not change.details.get("exchange"):
             origin[to] = origin.pop(change.path, change.path)
-    following = list(later)
+    following = _by_path(later)
     found = []
     for path in sorted(first):
         before = _before(images, first[path], path)
@@ -122,18 +121,36 @@ def _before(images: Images, change: Change, path: str, *, source_path: str = "",
     return _kept(images, change, state)
 
 
-def _after(source: Path, images: Images, following: Sequence[Change], last: Change, path: str) -> Content:
+def _by_path(changes: Iterable[Change]) -> dict[str, list[tuple[int, Change]]]:
+    """Return by path the made changes of its content, and the renames from it, with their places in the order."""
+    found: dict[str, list[tuple[int, Change]]] = {}
+    for place, change in enumerate(changes):
+        if change.is_made and change.operation not in _WITHOUT_CONTENT:
+            for path in change.paths:
+                found.setdefault(path, []).append((place, change))
+    return found
+
+
+def _after(
+    source: Path, images: Images, following: Mapping[str, list[tuple[int, Change]]], last: Change, path: str
+) -> Content:
+    directories = (path[:end] for end, character in enumerate(path) if character == "/")
+    candidates = [
+        *following.get(path, ()),
+        *(each for above in directories for each in following.get(above, ()) if _moves(each[1], above)),
+    ]
     key = last.entry.timestamp, last.entry.session, last.entry.seq
-    for change in following:
-        entry = change.entry
-        if (entry.timestamp, entry.session, entry.seq) <= key or not change.is_made:
+    for _, change in sorted(candidates, key=lambda each: each[0]):
+        if (change.entry.timestamp, change.entry.session, change.entry.seq) <= key:
             continue
-        if path in change.paths and change.operation not in _WITHOUT_CONTENT:
+        if path in change.paths:
             return _before(images, change, path)
-        to = change.details.get("to")
-        if isinstance(to, str) and change.path != path and is_within(path, change.path):
-            return Content(None, note="its directory was moved afterwards")
+        return Content(None, note="its directory was moved afterwards")
     return _on_disk(source / path)
+
+
+def _moves(change: Change, directory: str) -> bool:
+    return change.path == directory and isinstance(change.details.get("to"), str)
 
 
 _WITHOUT_CONTENT: Final = (

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote
 
 from bonobofs.audit.entry import LOSS, NOT_KEPT, TURN, AuditEntry, instant
@@ -31,6 +31,7 @@ from bonobofs.system.paths import is_within
 from bonobofs.undo.changes import Change
 
 _ALL: Final = 2**62
+_MOST_TEXTS: Final = 50
 _RECENT: Final = 4000
 """Number of rows that are read faster than a large part of the index."""
 _INTENT: Final = re.compile(rb'"intent":(\d{1,18})')
@@ -38,20 +39,51 @@ _BUSY_SECONDS: Final = 5.0
 _OF_HISTORY: Final = f"(c.kind = 'intent' OR c.operation = '{OUT_OF_BAND}')"
 
 
+class HistoryQuery(Protocol):
+    """Selects changes, refusals and external changes."""
+
+    below: str | None
+    """A directory of which all content is selected; None: there is none."""
+
+    def matches(self, entry: AuditEntry) -> bool:
+        """Return whether an entry, which is an intent or an external change, is selected."""
+
+    def texts(self) -> list[bytes]:
+        """Return texts of which each selected line has one, unless the line has a backslash."""
+
+    def conditions(self) -> tuple[list[str], dict[str, Any]]:
+        """Return conditions in SQL of which each selected change meets one, and their parameters."""
+
+
+class NumberQuery:
+    """Selects one entry."""
+
+    below: str | None = None
+
+    def __init__(self, session: str, seq: int) -> None:
+        self._values: Final = {"session": session, "seq": seq}
+
+    def matches(self, entry: AuditEntry) -> bool:
+        return {"session": entry.session, "seq": entry.seq} == self._values
+
+    def texts(self) -> list[bytes]:
+        return [f'"seq":{self._values["seq"]},'.encode()]
+
+    def conditions(self) -> tuple[list[str], dict[str, Any]]:
+        return ["c.trail = (SELECT id FROM index_trails WHERE session = :session) AND c.seq = :seq"], self._values
+
+
 class PathQuery:
     """Selects changes, refusals and external changes of paths, and the renames of the directories above the paths."""
 
     def __init__(self, paths: Iterable[str], below: str | None = None) -> None:
-        """`below`: a directory whose content is selected too."""
         self.paths: Final = frozenset(paths)
-        self.below: Final = below
+        self.below = below
         self.above: Final = frozenset(
             path[:end] for path in self.paths for end, character in enumerate(path) if character == "/"
         )
 
     def matches(self, entry: AuditEntry) -> bool:
-        if entry.kind != "intent" and entry.operation != OUT_OF_BAND:
-            return False
         names = paths_of(entry)[:2]  # as many as the index has
         if entry.operation == Operation.RENAME and not self.above.isdisjoint(names):
             return True
@@ -60,14 +92,12 @@ class PathQuery:
         )
 
     def texts(self) -> list[bytes]:
-        """Return texts of which each matching line has one, unless the line has a backslash."""
         found = [encode_basestring_ascii(name) for name in self.paths | self.above]
         if self.below is not None:
             found.append(encode_basestring_ascii(f"{self.below}/")[:-1] if self.below else "")
         return [each.encode() for each in found]
 
-    def conditions(self) -> tuple[list[str], dict[str, str]]:
-        """Return conditions in SQL of which each matching change meets one, and their parameters."""
+    def conditions(self) -> tuple[list[str], dict[str, Any]]:
         if self.below == "":
             return ["c.path >= ''"], {}
         exact = {f"path{number}": encode_text(path) for number, path in enumerate(sorted(self.paths))}
@@ -94,7 +124,7 @@ def _parameters(values: Iterable[str]) -> str:
 
 
 class PathHistory(NamedTuple):
-    """The changes of paths."""
+    """The selected changes."""
 
     changes: list[Change]
     """Oldest first."""
@@ -119,7 +149,7 @@ class _Found(NamedTuple):
         return self.began, self.entry.session, self.entry.seq
 
 
-def changes_of_paths(home: Path, sessions: Iterable[str], query: PathQuery, most: int | None = None) -> PathHistory:
+def find_changes(home: Path, sessions: Iterable[str], query: HistoryQuery, most: int | None = None) -> PathHistory:
     """Return the last `most` matching changes of sessions, by default all. OSError, TrailError."""
     names = sorted(sessions)
     try:
@@ -129,7 +159,7 @@ def changes_of_paths(home: Path, sessions: Iterable[str], query: PathQuery, most
         return _read(home, names, query, most or _ALL, None)
 
 
-def _read(home: Path, sessions: Sequence[str], query: PathQuery, most: int, index: _Index | None) -> PathHistory:
+def _read(home: Path, sessions: Sequence[str], query: HistoryQuery, most: int, index: _Index | None) -> PathHistory:
     known = {} if index is None else index.cursors()
     cursors: dict[str, Cursor] = {}
     for session in sessions:
@@ -160,7 +190,7 @@ def _change(found: _Found, cursor: Cursor, tail: _Tail, index: _Index | None) ->
 class _Tail:
     """The matching changes of a trail: those that the index has, and those from the cursor on."""
 
-    def __init__(self, trail: Path, cursor: Cursor, query: PathQuery, indexed: dict[int, _Found], most: int) -> None:
+    def __init__(self, trail: Path, cursor: Cursor, query: HistoryQuery, indexed: dict[int, _Found], most: int) -> None:
         """`indexed`: the changes before the cursor, by number. OSError."""
         self.found: Final = indexed
         """By number, oldest first; at least the last `most`."""
@@ -172,7 +202,9 @@ class _Tail:
         self._query: Final = query
         self._most: Final = most
         self._open: Final = {seq for seq, each in indexed.items() if each.awaits_outcome}
-        texts = (f'"{TURN}"'.encode(), f'"{LOSS}"'.encode(), *query.texts())
+        texts = [f'"{TURN}"'.encode(), f'"{LOSS}"'.encode(), *query.texts()]
+        # A line has a quote. To search for so many texts would take longer than to parse it.
+        texts = texts if len(texts) <= _MOST_TEXTS else [b'"']
         search = re.compile(b"|".join(map(re.escape, texts))).search
         latest = instant(EPOCH + timedelta(microseconds=cursor.moment)).encode()
         with open_trail(trail) as stream:
@@ -208,7 +240,7 @@ class _Tail:
             self._turns.append(_turn(entry))
         elif entry.kind == "event" and entry.operation == LOSS:
             self.losses.update(_loss(entry))
-        elif self._query.matches(entry):
+        elif _is_of_history(entry) and self._query.matches(entry):
             found = _Found(microseconds(datetime.fromisoformat(latest.decode())), entry, None)
             self.found[entry.seq] = found
             if found.awaits_outcome:
@@ -223,6 +255,10 @@ def _moment(line: bytes) -> bytes:
     """Return the time of a line that has the form of the writer and no backslash; b"": the line must be parsed."""
     is_plain = line[:14] == b'{"timestamp":"' and line[40:56] == b'+00:00","guard":' and b"\\" not in line
     return line[14:46] if is_plain and line.isascii() else b""
+
+
+def _is_of_history(entry: AuditEntry) -> bool:
+    return entry.kind == "intent" or entry.operation == OUT_OF_BAND
 
 
 def _turn(entry: AuditEntry) -> tuple[int, str]:
@@ -253,14 +289,15 @@ class _Index:
         )
         return {row[1]: Cursor(*row) for row in rows}
 
-    def find(self, query: PathQuery, trails: Sequence[Cursor], most: int) -> dict[str, dict[int, _Found]]:
+    def find(self, query: HistoryQuery, trails: Sequence[Cursor], most: int) -> dict[str, dict[int, _Found]]:
         """Return the last `most` matching changes of these trails by session and number, oldest first."""
         if not trails:
             return {}
         conditions, values = query.conditions()
         # A plus sign keeps the planner from the index of a column: the index on the path selects less.
         selected = f"{_OF_HISTORY} AND +c.trail IN ({', '.join(str(each.trail) for each in trails)})"
-        rows = self._recent(conditions, selected, values, most) if query.below is not None else []
+        is_large = query.below is not None and most < _ALL
+        rows = self._recent(conditions, selected, values, most) if is_large else []
         if not rows:
             arms = (
                 "SELECT id FROM (SELECT c.id FROM index_changes AS c CROSS JOIN index_trails AS t "  # noqa: S608
@@ -273,7 +310,7 @@ class _Index:
         for began, session, _, line, outcome in rows:
             entry = _parse(line)
             ended = None if outcome is None else _parse(outcome)
-            if entry.session != session or not query.matches(entry):
+            if entry.session != session or not (_is_of_history(entry) and query.matches(entry)):
                 raise StateError("the index is damaged")
             found.setdefault(session, {})[entry.seq] = _Found(began, entry, ended)
         return found

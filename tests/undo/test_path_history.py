@@ -18,9 +18,11 @@ from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import read
 from bonobofs.audit.trail_storage import compress
 from bonobofs.audit.writer import Trail, TrailIdentity
+from bonobofs.session import undo_service
 from bonobofs.state.home import head_path, trail_path
-from bonobofs.undo.changes import Change, changes_of
-from bonobofs.undo.path_history import PathQuery, changes_of_paths
+from bonobofs.undo.changes import Change, Selection, change_id, changes_of
+from bonobofs.undo.difference import differences
+from bonobofs.undo.path_history import PathQuery, find_changes
 from tests.support.commands import environment
 from tests.support.mount_fixtures import MakePlace
 from tests.support.postgres import Postgres
@@ -69,8 +71,21 @@ def assert_same(home: Path, names: list[str], paths: tuple[str, ...], mosts: tup
     for path in paths:
         expected = scanned(home, names, path)
         for most in mosts:
-            found = changes_of_paths(home, names, PathQuery({path}, path), most).changes
+            found = find_changes(home, names, PathQuery({path}, path), most).changes
             assert found == expected[-(most or len(expected) + 1) :], (path, most)
+
+
+def assert_same_differences(home: Path, source: Path, rng: random.Random) -> None:
+    """`diff --path` and `show` say what they say with all changes of the source at hand."""
+    images, changes = undo_service.images_of(home, str(source)), undo_service.changes_of_source(home, str(source))
+    for path in PATHS:
+        selected = Selection(path=path, since=rng.choice((None, rng.choice(changes).entry.timestamp)))
+        expected = differences(source, images, [each for each in changes if each in selected], changes)
+        assert undo_service.differences_of(home, str(source), selected) == expected
+    for change in rng.sample(changes, 20):
+        lines = [line for each in differences(source, images, [change], changes) for line in each.unified()]
+        shown = undo_service.show(home, change.id)
+        assert (shown["diff"], shown["turn"].split(" ")[0]) == (lines, change_id(change.entry.session, change.turn))
 
 
 def spoil(home: Path) -> list[Callable[[], object]]:
@@ -113,7 +128,8 @@ def test_the_index_and_the_trails_answer_alike(own_place: MakePlace, tmp_path: P
     assert_same(home, names, PATHS, (None, 3))
     index_now(home)
     assert_same(home, names, PATHS, (None, 1, 50))
-    assert changes_of_paths(home, names, PathQuery({"a"}, "a")).unindexed == 0
+    assert find_changes(home, names, PathQuery({"a"}, "a")).unindexed == 0
+    assert_same_differences(home, source, rng)
     for place in places:
         place.umount()
         compress(place.trail)
@@ -121,6 +137,7 @@ def test_the_index_and_the_trails_answer_alike(own_place: MakePlace, tmp_path: P
     for do in spoil(home):
         do()
         assert_same(home, names, PATHS, (5,))
+    assert_same_differences(home, source, rng)
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
@@ -157,9 +174,7 @@ def test_an_index_that_is_behind_answers_as_the_trails(
     trails["s0"].close()
     trails["s0"].path.unlink()
     assert_same(home, names[1:], paths, (None, 2))
-    assert changes_of_paths(home, names, PathQuery({"a"}, "a")) == changes_of_paths(
-        home, names[1:], PathQuery({"a"}, "a")
-    )
+    assert find_changes(home, names, PathQuery({"a"}, "a")) == find_changes(home, names[1:], PathQuery({"a"}, "a"))
     for trail in trails.values():
         trail.close()
 
@@ -221,25 +236,25 @@ def test_a_history_loads_no_database_library(own_place: MakePlace, tmp_path: Pat
 
 def test_a_history_far_behind_the_index_brings_it_up_to_date(home: Path, tmp_path: Path) -> None:
     """It answers from the trails first; later calls read less of them."""
-    names = record(home, tmp_path, 12_000)
+    names = record(home, tmp_path, 8_000)
     path = tmp_path / path_of(0)
     query = PathQuery({path_of(0)}, path_of(0))
-    unindexed = [changes_of_paths(home, names, query).unindexed]
+    unindexed = [find_changes(home, names, query).unindexed]
     shown = []
     while unindexed[-1] > 8 << 20:
         done = bonobofs("history", path, "--json")
         assert (done.returncode, done.stderr) == (0, "")
         shown.append(done.stdout)
-        unindexed.append(changes_of_paths(home, names, query).unindexed)
+        unindexed.append(find_changes(home, names, query).unindexed)
         assert unindexed[-1] < unindexed[-2]
     assert set(shown) == {bonobofs("history", path, "--json").stdout}
     index_now(home)
-    assert_same(home, names, ("", "tree", "tree/package1", path_of(0)), (50, None))
+    assert_same(home, names, ("", "tree", "tree/package1", path_of(0)), (50,))
     assert bonobofs("audit", "verify").returncode == 0
 
 
 def test_a_damaged_index_is_reported_and_the_answer_stays(home: Path, tmp_path: Path) -> None:
-    record(home, tmp_path, 12_000)
+    record(home, tmp_path, 8_000)
     path = tmp_path / path_of(0)
     expected = bonobofs("history", path, "--json").stdout
     (home / "index.db").write_bytes(b"garbage" * 1000)
