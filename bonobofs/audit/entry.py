@@ -41,6 +41,13 @@ PROCESS: Final = "process"
 """Operation of the event that describes a process: its details have what was `observed`, with `parent`, the number of
 the parent's entry or 0, and what it `claimed`. Also the key of a change's details with the number of that event."""
 
+CALL_BEGIN: Final = "call_begin"
+CALL_END: Final = "call_end"
+"""Operations of the events by which the hooks of a client claim that a tool call begins and ends. Their details have
+its id as `tool_call`; those of the begin also `tool`, `agent_session`, `turn` and `subagent`."""
+UNKNOWN: Final = "unknown"
+"""An id that the client did not give."""
+
 REPLACES: Final = "replaces"
 """Key in the details of a rename: true if it replaces a file or an empty directory of the new name."""
 BY: Final = "by"

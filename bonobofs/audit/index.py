@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -18,7 +19,7 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
-from bonobofs.audit.entry import PROCESS, AuditEntry, other_paths
+from bonobofs.audit.entry import CALL_BEGIN, PROCESS, TURN, UNKNOWN, AuditEntry, other_paths
 from bonobofs.audit.reader import EPOCH, RecordedChange, entries_of, trails_in
 from bonobofs.audit.trail_storage import open_trail, size_of, stat_trail
 from bonobofs.system.locks import locked, locked_if_free
@@ -89,6 +90,58 @@ class Turn(NamedTuple):
         return f"{self.session[:8]}:{self.seq}"
 
 
+class ToolCall(NamedTuple):
+    """A tool call, as the hooks of a client claim it. Several calls of a session may run at once."""
+
+    session: str
+    seq: int
+    """Number of the entry of its begin."""
+    id: str
+    tool: str
+    agent_session: str
+    """The client's id of its session; "" if it gave none."""
+    subagent: str
+    end: int = 0
+    """Number of the entry of its end, else of the next turn that a hook began; 0 if there is none."""
+
+
+class Claim(NamedTuple):
+    """What a client claims of its changes: their tool calls, or a text of their processes' environment."""
+
+    calls: tuple[ToolCall, ...]
+    variables: str
+    """A regular expression that matches a variable NAME=VALUE of CLAIMS."""
+
+
+def call_variables(call: str) -> str:
+    """Return the expression for a tool call: the trace or the span of TRACEPARENT, or its whole value."""
+    return rf"TRACEPARENT=(?:[^ ]*-)?{re.escape(encode_text(call))}(?:-[^ ]*)?"
+
+
+def session_variables(session: str) -> str:
+    """Return the expression for a session or thread of a client."""
+    return rf"(?:CLAUDE_CODE_SESSION_ID|CODEX_THREAD_ID)={re.escape(encode_text(session))}"
+
+
+def paired_calls(events: Iterable[tuple[str, AuditEntry]]) -> list[ToolCall]:
+    """Return the tool calls with an id. `events` are the events of calls and turns of each session, in their order."""
+    found: list[ToolCall] = []
+    running: dict[str, int] = {}
+    for session, entry in events:
+        if found and found[-1].session != session:
+            running.clear()
+        details = {key: str(value or "") for key, value in entry.details.items()}
+        call = details.get("tool_call", "")
+        ended = list(running) if entry.operation == TURN and details.get("by") == "hook" else [call]
+        for place in (running.pop(each) for each in ended if each in running):
+            found[place] = found[place]._replace(end=entry.seq)
+        if entry.operation == CALL_BEGIN and call not in ("", UNKNOWN):
+            tool, agent_session, subagent = (details.get(key, "") for key in ("tool", "agent_session", "subagent"))
+            running[call] = len(found)
+            found.append(ToolCall(session, entry.seq, call, tool, agent_session, subagent))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class IndexQuery:
     """Conditions of a search. None: no condition."""
@@ -106,6 +159,7 @@ class IndexQuery:
     command: str | None = None
     """Text of the command line of the process that made the change, or of one of its parents."""
     turns: tuple[Turn, ...] | None = None
+    claims: tuple[Claim, ...] = ()
     since: int | None = None
     """Microseconds since 1970, like all times of the index."""
     until: int | None = None
@@ -219,6 +273,10 @@ class AuditIndex:
             if turn.name == name or (session and str(turn.seq) == seq and turn.session.startswith(session))
         )
 
+    def calls(self) -> list[ToolCall]:
+        """Return the tool calls of all trails."""
+        return self._tables.calls()
+
     def command(self, session: str, process: int) -> str:
         """Return the command line of a process, or the name of its program; "" if it is unknown."""
         return self._tables.command(session, process)
@@ -324,8 +382,17 @@ class _Batch:
         observed = details.get("observed")
         if isinstance(observed, dict):
             command = observed.get("command") or observed.get("name") or ""
-            row = {"trail": self._trail, "seq": seq, "parent": _number(observed.get("parent"))}
-            self.processes.append({**row, "command": encode_text(str(command))})
+            claimed = details.get("claimed")
+            pairs = claimed.items() if isinstance(claimed, dict) else ()
+            self.processes.append(
+                {
+                    "trail": self._trail,
+                    "seq": seq,
+                    "parent": _number(observed.get("parent")),
+                    "command": encode_text(str(command)),
+                    "claims": encode_text(" ".join(f"{name}={value}" for name, value in pairs)),
+                }
+            )
 
 
 def microseconds(moment: datetime) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,17 +24,20 @@ from sqlalchemy.schema import Column
 from sqlalchemy.sql import and_, bindparam, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.sql.selectable import ScalarSelect
 
-from bonobofs.audit.entry import PROCESS, TURN, AuditEntry
+from bonobofs.audit.entry import CALL_BEGIN, CALL_END, PROCESS, TURN, AuditEntry
 from bonobofs.audit.index import (
     VERSION,
+    Claim,
     Count,
     Cursor,
     GroupBy,
     IndexedChange,
     IndexQuery,
+    ToolCall,
     Turn,
     decode_text,
     encode_text,
+    paired_calls,
 )
 from bonobofs.errors import StateError
 from bonobofs.state.database import BEGIN, Database, begin_sqlite, url
@@ -48,6 +51,7 @@ _ONE_CHARACTER: Final = (
     r"(?:[^/\\]|\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}|\\u[0-9a-f]{4}|\\[^u])"  # a surrogate pair is one character
 )
 
+_NO_END: Final = 2**62
 _MAKING: Final = 0x626F6E6F6278
 """The advisory lock of PostgreSQL for the creation of the tables."""
 _SQLITE: Final = (
@@ -116,6 +120,7 @@ PROCESSES: Final = Table(
     Column("seq", _BIG, nullable=False, comment="Number of the entry. A damaged trail may have it twice."),
     Column("parent", _BIG, nullable=False, comment="Number of the entry of the parent; 0: unknown."),
     Column("command", _TEXT, nullable=False, comment="Command line, else the name of the program."),
+    Column("claims", _TEXT, nullable=False, comment="Claimed variables NAME=VALUE, separated by spaces."),
     Index("index_processes_seq", "trail", "seq"),
     Index("index_processes_parent", "trail", "parent"),
     comment="The processes that made changes, and their parents.",
@@ -259,20 +264,29 @@ class IndexTables:
 
     def turns(self) -> list[Turn]:
         """Return the turns of all trails, in their order in each trail."""
+        found: list[Turn] = []
+        for session, entry in self._events(TURN):
+            if found and found[-1].session == session:
+                found[-1] = found[-1]._replace(end=entry.seq)
+            name, by = (str(entry.details.get(key, "")) for key in ("name", "by"))
+            found.append(Turn(session, entry.seq, name, by))
+        return found
+
+    def calls(self) -> list[ToolCall]:
+        """Return the tool calls of all trails, in their order in each trail."""
+        return paired_calls(self._events(CALL_BEGIN, CALL_END, TURN))
+
+    def _events(self, *operations: str) -> Iterator[tuple[str, AuditEntry]]:
+        """Yield session and entry of the events with one of these operations, in their order in each trail."""
         statement = (
-            select(TRAILS.c.session, CHANGES.c.seq, CHANGES.c.line)
+            select(TRAILS.c.session, CHANGES.c.line)
             .select_from(CHANGES.join(TRAILS, TRAILS.c.id == CHANGES.c.trail))
-            .where(_IS_EVENT, CHANGES.c.operation == TURN)
+            .where(_IS_EVENT, CHANGES.c.operation.in_(operations))
             .order_by(CHANGES.c.trail, CHANGES.c.seq)
         )
-        found: list[Turn] = []
         with _begun(self.engine) as connection:
             for row in connection.execute(statement):
-                session, details = decode_text(row.session), AuditEntry.from_line(row.line).details
-                if found and found[-1].session == session:
-                    found[-1] = found[-1]._replace(end=row.seq)
-                found.append(Turn(session, row.seq, str(details.get("name", "")), str(details.get("by", ""))))
-        return found
+                yield decode_text(row.session), AuditEntry.from_line(row.line)
 
     def command(self, session: str, process: int) -> str:
         """Return the command line of a process, or the name of its program; "" if it is unknown."""
@@ -378,7 +392,8 @@ class IndexTables:
         if query.command is not None:
             found.append(_made_by(query.command))
         if query.turns is not None:
-            found.append(or_(sqlalchemy.false(), *map(_in_turn, query.turns)))
+            found.append(_in_spans((turn.session, turn.seq, turn.end) for turn in query.turns))
+        found += map(_is_claimed, query.claims)
         if query.path is not None:
             pieces = _pieces(query.path)
             if pieces:
@@ -433,10 +448,30 @@ def _made_by(command: str) -> ColumnElement[bool]:
     return tuple_(CHANGES.c.trail, CHANGES.c.process).in_(select(made.c.trail, made.c.seq))
 
 
-def _in_turn(turn: Turn) -> ColumnElement[bool]:
-    trail = select(TRAILS.c.id).where(TRAILS.c.session == encode_text(turn.session)).scalar_subquery()
-    bounds = [CHANGES.c.trail == trail, CHANGES.c.seq >= turn.seq]
-    return and_(*bounds, CHANGES.c.seq < turn.end) if turn.end else and_(*bounds)
+def _in_spans(spans: Iterable[tuple[str, int, int]]) -> ColumnElement[bool]:
+    """Return the condition that a change lies in one of these spans: session, first number, end or 0."""
+    rows = [(encode_text(session), first, end or _NO_END) for session, first, end in spans]
+    if not rows:
+        return sqlalchemy.false()
+    columns = (Column("session", _TEXT), Column("first", _BIG), Column("end_", _BIG))
+    # A table of spans, because SQLite has a limit of nested terms.
+    span, inside = sqlalchemy.values(*columns, name="spans").data(rows).cte("spans"), CHANGES.alias("inside")
+    trail = TRAILS.alias("trail")
+    found = select(inside.c.id).where(
+        trail.c.session == span.c.session,
+        inside.c.trail == trail.c.id,
+        inside.c.seq >= span.c.first,
+        inside.c.seq < span.c.end_,
+    )
+    return CHANGES.c.id.in_(found)
+
+
+def _is_claimed(claim: Claim) -> ColumnElement[bool]:
+    """Return the condition that a change was made during one of the calls, or by a process with the variables."""
+    matches = PROCESSES.c.claims.regexp_match(f"(?:^| ){claim.variables}(?: |$)")
+    processes = select(PROCESSES.c.trail, PROCESSES.c.seq).where(matches)
+    calls = _in_spans((call.session, call.seq, call.end) for call in claim.calls)
+    return or_(calls, tuple_(CHANGES.c.trail, CHANGES.c.process).in_(processes))
 
 
 def _pieces(pattern: str) -> list[str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from bonobofs.audit.entry import COUNTS, LAYER, PROCESS, REPLACES, AuditEntry, instant
-from bonobofs.audit.index import Turn
+from bonobofs.audit.index import ToolCall, Turn
 from bonobofs.audit.reader import UNREADABLE, PathNode, RecordedChange
 from bonobofs.audit.recovery import OUT_OF_BAND
 from bonobofs.policy.request import Operation
@@ -25,6 +25,8 @@ from bonobofs.system.terminal import escape
 MOST: Final = 500
 """Maximum number of items of each list. Further items are counted."""
 
+_MOST_RUNNING: Final = 256
+"""Number of the latest calls among which are those that run: a session keeps the begin of so many."""
 _COUNTED: Final = ("changes", "refused", "failed", "alerts", "out_of_band", "unfinished", "apart", "unreadable")
 
 
@@ -62,7 +64,18 @@ class Activity(Protocol):
 
     def turns(self) -> list[Turn]: ...
 
+    def calls(self) -> list[ToolCall]: ...
+
     def command(self, session: str, process: int) -> str: ...
+
+
+@dataclass(slots=True)
+class _CallSum:
+    call: ToolCall
+    changes: int = 0
+    refused: int = 0
+    shared: int = 0
+    """Number of changes and refusals during which another call ran too: the client does not say which made them."""
 
 
 @dataclass(slots=True)
@@ -71,6 +84,8 @@ class _TurnSum:
     changes: int = 0
     refused: int = 0
     commands: dict[str, int] = field(default_factory=dict)
+    calls: dict[int, _CallSum] = field(default_factory=dict)
+    """By number of the entry of the begin."""
 
 
 class _Node(PathNode):
@@ -109,6 +124,9 @@ class ChangeReport:
         self._turns: Final[dict[str, list[Turn]]] = {}
         for turn in () if activity is None else activity.turns():
             self._turns.setdefault(turn.session, []).append(turn)
+        self._calls: Final[dict[str, list[ToolCall]]] = {}
+        for call in () if activity is None else activity.calls():
+            self._calls.setdefault(call.session, []).append(call)
         self._turn_sums: Final[dict[str, _TurnSum]] = {}
         self._commands: Final[dict[tuple[str, int], str]] = {}
 
@@ -207,17 +225,31 @@ class ChangeReport:
         number = bisect_right(turns, entry.seq, key=lambda turn: turn.seq)
         turn = turns[number - 1] if number else Turn(entry.session, 0, "", "")
         found = self._turn_sums.setdefault(turn.id, _TurnSum(turn))
-        if entry.result == "denied":
-            count = entry.details.get("count")
-            found.refused += count if type(count) is int else 1
+        count = entry.details.get("count")
+        refused = 0 if entry.result != "denied" else count if type(count) is int else 1
+        made = 0 if refused else _made(change)
+        found.refused += refused
+        found.changes += made
+        self._add_to_calls(found, entry, made, refused)
+        if refused:
             return
-        found.changes += _made(change)
         process = entry.details.get(PROCESS)
         key = entry.session, process if type(process) is int else 0
         if key not in self._commands:
             self._commands[key] = self._activity.command(*key) if key[1] else ""
         command = self._commands[key] or entry.tool or "unknown"
-        found.commands[command] = found.commands.get(command, 0) + _made(change)
+        found.commands[command] = found.commands.get(command, 0) + made
+
+    def _add_to_calls(self, turn: _TurnSum, entry: AuditEntry, made: int, refused: int) -> None:
+        calls = self._calls.get(entry.session, [])
+        number = bisect_right(calls, entry.seq, key=lambda call: call.seq)
+        latest = calls[max(0, number - _MOST_RUNNING) : number]
+        running = [call for call in latest if not call.end or entry.seq < call.end]
+        for call in running:
+            sums = turn.calls.setdefault(call.seq, _CallSum(call))
+            sums.changes += made
+            sums.refused += refused
+            sums.shared += made + refused if len(running) > 1 else 0
 
     def _change(self, change: RecordedChange) -> None:
         entry = change.entry
@@ -318,7 +350,15 @@ def _turn_document(found: _TurnSum) -> dict[str, Any]:
         "refused": found.refused,
         "commands": [{"command": command, "changes": changes} for command, changes in commands[:MOST]],
         "more_commands": max(0, len(commands) - MOST),
+        "calls": [_call_document(each) for each in list(found.calls.values())[:MOST]],
+        "more_calls": max(0, len(found.calls) - MOST),
     }
+
+
+def _call_document(found: _CallSum) -> dict[str, Any]:
+    call = found.call
+    claims = {"call": call.id, "tool": call.tool, "agent_session": call.agent_session, "subagent": call.subagent}
+    return {**claims, "changes": found.changes, "refused": found.refused, "shared": found.shared}
 
 
 def _made(change: RecordedChange) -> int:
@@ -456,7 +496,17 @@ def _turn_line(item: dict[str, Any]) -> str:
     left = len(item["commands"]) + item["more_commands"] - len(made)
     if made:
         line += f"\n  - by {', '.join(made)}{f' and {left} more' if left > 0 else ''}"
+    calls = [f"{_code(each['tool'])} {_code(each['call'])} ({_during(each)})" for each in item["calls"][:EXAMPLES]]
+    left = len(item["calls"]) + item["more_calls"] - len(calls)
+    if calls:
+        more = f" and {left} more" if left > 0 else ""
+        line += f"\n  - during tool calls, as the client claims: {', '.join(calls)}{more}"
     return line
+
+
+def _during(call: dict[str, Any]) -> str:
+    shared = f", {call['shared']} of them during other calls too" if call["shared"] else ""
+    return f"{_many(call['changes'], 'change')}, {call['refused']} refused{shared}"
 
 
 def _failed_line(item: dict[str, Any]) -> str:

@@ -20,7 +20,17 @@ from bonobofs import session
 from bonobofs.audit import reader
 from bonobofs.audit import report as reports
 from bonobofs.audit.entry import COUNTS, PROCESS, TURN, AuditEntry
-from bonobofs.audit.index import AuditIndex, Count, GroupBy, IndexQuery, Progress, microseconds
+from bonobofs.audit.index import (
+    AuditIndex,
+    Claim,
+    Count,
+    GroupBy,
+    IndexQuery,
+    Progress,
+    call_variables,
+    microseconds,
+    session_variables,
+)
 from bonobofs.audit.tombstones import tombstones
 from bonobofs.audit.verify import Damage, Finding, TrailReport, TrailStatus, describe_below, verify
 from bonobofs.cli.actor import nearest
@@ -97,6 +107,12 @@ def query(
         str | None, Option(metavar="TEXT", help="Part of the command line of the process or of one of its parents.")
     ] = None,
     turn: Turn = None,
+    call: Annotated[
+        str | None, Option(metavar="ID", help="A tool call, as the hooks or TRACEPARENT of the client claim it.")
+    ] = None,
+    claimed_session: Annotated[
+        str | None, Option("--claimed-session", metavar="ID", help="A session or thread, as the client claims it.")
+    ] = None,
     count: Annotated[GroupBy | None, Option(metavar="FIELD", help=f"Count by {', '.join(GroupBy)} instead.")] = None,
     json: Json = False,
 ) -> int:
@@ -110,12 +126,13 @@ def query(
       bonobofs audit query --path docs --operation delete_file --json
       bonobofs audit query --result denied --count rule
       bonobofs audit query --command 'npm install' --turn b6d4a2f2:7
+      bonobofs audit query --call toolu_01A09q90qw90lq917835lq9
     """
     home = session.home()
     base = _query(home, agent, of_session, path, since, until)
     filters = dataclasses.replace(base, operation=operation, rule=rule, result=result, command=command)
     with _index(home) as (index, progress):
-        filters = _with_turn(index, filters, turn)
+        filters = _with_claims(index, _with_turn(index, filters, turn), call, claimed_session)
         _check_filters(home, index, filters)
         if count is not None:
             _print_counts(index.count(filters, count), count, json=json)
@@ -320,6 +337,22 @@ def _with_turn(index: AuditIndex, filters: IndexQuery, turn: str | None) -> Inde
         known = [name for each in index.turns() for name in (each.name, each.id) if name]
         raise UsageError(f"--turn: no turn has the name or id {turn!r}{nearest(turn, known)}")
     return dataclasses.replace(filters, turns=turns)
+
+
+def _with_claims(index: AuditIndex, filters: IndexQuery, call: str | None, of_session: str | None) -> IndexQuery:
+    """Add the condition that a change belongs to a claimed tool call and session. UsageError: no client claims it."""
+    calls = index.calls() if call is not None or of_session is not None else []
+    for name, value in (("call", call), ("claimed-session", of_session)):
+        if value is None:
+            continue
+        is_call = name == "call"
+        matching = tuple(each for each in calls if value == (each.id if is_call else each.agent_session))
+        claim = Claim(matching, call_variables(value) if is_call else session_variables(value))
+        if not matching and next(iter(index.changes(IndexQuery(claims=(claim,)))), None) is None:
+            known = [each.id if is_call else each.agent_session for each in calls]
+            raise UsageError(f"--{name}: no client claims {value!r}{nearest(value, known)}")
+        filters = dataclasses.replace(filters, claims=(*filters.claims, claim))
+    return filters
 
 
 def _query(

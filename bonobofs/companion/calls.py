@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
+from bonobofs.audit.entry import CALL_BEGIN, CALL_END
 from bonobofs.beads.bd_command_line import OPERATIONS
 from bonobofs.companion.git_calls import GIT_COMMANDS, PUBLISHING_CALLS, WITH_DESCRIPTORS
 from bonobofs.companion.mail_calls import MAIL_CALLS
@@ -67,12 +68,12 @@ def _begin_call(
     session.tool_calls[named["tool_call"]] = datetime.now(UTC).isoformat(timespec="milliseconds")
     if len(session.tool_calls) > _MOST_OPEN:
         session.tool_calls.pop(next(iter(session.tool_calls)), None)
-    session.guard.event("call_begin", named)
+    session.guard.event(CALL_BEGIN, named)
 
 
 def _end_call(session: SessionContext, tool_call: str) -> Any:
     """Record that a tool call of the client has ended. Return {"begun": its begin, or "" if that is unknown}."""
-    session.guard.event("call_end", {"tool_call": tool_call[:_LONGEST]})
+    session.guard.event(CALL_END, {"tool_call": tool_call[:_LONGEST]})
     return {"begun": session.tool_calls.pop(tool_call[:_LONGEST], "")}
 
 

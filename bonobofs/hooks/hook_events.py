@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bonobofs.audit.entry import UNKNOWN
 from bonobofs.errors import UsageError
 from bonobofs.ipc.client import call_within
 from bonobofs.session.session_list import CallableSession, session_of_mount
@@ -111,9 +112,9 @@ def _end_turn(hooked: _Hooked, event: Event) -> None:
 def _begin_call(hooked: _Hooked, event: Event) -> None:
     hooked.call(
         "call.begin",
-        tool_call=_text(event, "tool_use_id") or "unknown",
-        tool=_text(event, "tool_name") or "unknown",
-        agent_session=_text(event, "session_id") or "unknown",
+        tool_call=_text(event, "tool_use_id") or UNKNOWN,
+        tool=_text(event, "tool_name") or UNKNOWN,
+        agent_session=_text(event, "session_id") or UNKNOWN,
         turn=_text(event, "turn_id", "prompt_id"),
         subagent=_text(event, "agent_id"),
     )
@@ -121,7 +122,7 @@ def _begin_call(hooked: _Hooked, event: Event) -> None:
 
 def _end_call(hooked: _Hooked, event: Event) -> str:
     """End the claim, and report the refusals since the call began."""
-    begun = hooked.call("call.end", tool_call=_text(event, "tool_use_id") or "unknown")["begun"]
+    begun = hooked.call("call.end", tool_call=_text(event, "tool_use_id") or UNKNOWN)["begun"]
     if not begun:
         return ""
     found: dict[tuple[str, str], dict[str, Any]] = {}

@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 
 from bonobofs.audit.entry import AuditEntry
-from bonobofs.audit.index import AuditIndex, GroupBy, IndexQuery, microseconds
+from bonobofs.audit.index import (
+    AuditIndex,
+    Claim,
+    GroupBy,
+    IndexQuery,
+    call_variables,
+    microseconds,
+    session_variables,
+)
 from bonobofs.audit.index_store import IndexTables, open_tables
 from bonobofs.audit.reader import RecordedChange, read, trails_in
 from bonobofs.audit.report import ChangeReport
@@ -241,3 +249,67 @@ def test_changes_are_found_by_command_of_a_parent_and_by_turn(home: Path, tables
     assert [count.value for count in index.count(IndexQuery(command="make"), GroupBy.PATH)] == ["a", "b"]
     assert index.command("s-1", child) == "sed 's/100%_\\\\é/x/'"
     assert index.command("s-1", 99) == index.command("none", make) == ""
+
+
+def test_changes_are_found_by_claimed_call_and_session(home: Path, tables: IndexTables) -> None:
+    """A call ends with its end, else with the next prompt; an id that is unknown is no id; a part of an id is another.
+
+    Two calls of one session may run at once: the client does not say which of them makes a change.
+    """
+    trail = Trail.create(home / "trails/s.jsonl", home / "trails/s.head", TrailIdentity("s", "alice", "id-1"))
+
+    def begin(call: str, of_session: str = "claude-1") -> None:
+        trail.event("call_begin", {"tool_call": call, "tool": "Bash", "agent_session": of_session})
+
+    def end(call: str) -> None:
+        trail.event("call_end", {"tool_call": call})
+
+    def change(path: str, **claimed: str) -> None:
+        process = trail.event("process", {"observed": {"name": "sh"}, "claimed": claimed})
+        trail.intent("create_file", path, "create", "code", caller=f'{{"process":{process}}}')
+
+    change("before")
+    begin("one")
+    change("in one")
+    begin("two", "claude-2")
+    change("in both")
+    end("one")
+    change("in two")
+    trail.begin_turn("a mark ends no call", "mark")
+    change("in two, marked")
+    trail.begin_turn("prompt", "hook")
+    change("after")
+    begin("unknown")
+    change("in an unknown call")
+    end("unknown")
+    change("by variables", CLAUDE_CODE_SESSION_ID="claude-1", TRACEPARENT="00-4bf9-00f0.67-01")
+    change("of a thread", CODEX_THREAD_ID="claude-2")
+    for number in range(2000):
+        begin(f"many {number}", "of many calls")
+        end(f"many {number}")
+    begin("many", "of many calls")
+    change("in the last of many")
+    trail.close()
+    index = AuditIndex(home, "home", tables)
+    index.catch_up()
+
+    def found(of_call: str | None, of_session: str = "") -> list[str]:
+        calls = tuple(each for each in index.calls() if of_call == each.id or of_session == each.agent_session)
+        claim = Claim(calls, session_variables(of_session) if of_call is None else call_variables(of_call))
+        return [each.entry.path for each in index.changes(IndexQuery(operation="create_file", claims=(claim,)))]
+
+    assert found("one") == ["in one", "in both"]
+    assert found("two") == ["in both", "in two", "in two, marked"]
+    assert found("unknown") == found("4bf") == found("00f0x67") == []
+    assert found("4bf9") == found("00f0.67") == found("00-4bf9-00f0.67-01") == ["by variables"]
+    assert found(None, "claude-1") == ["in one", "in both", "by variables"]
+    assert found(None, "claude-2") == ["in both", "in two", "in two, marked", "of a thread"]
+    assert found(None, "of many calls") == ["in the last of many"]
+    assert found(None, "claude") == []
+    report = ChangeReport({}, index)
+    report.add(index.changes(IndexQuery()))
+    sums = [
+        (call["call"], call["changes"], call["shared"]) for turn in report.document()["turns"] for call in turn["calls"]
+    ]
+    assert sums == [("one", 2, 1), ("two", 2, 1), ("two", 1, 0), ("many", 1, 0)]
+    assert "during tool calls, as the client claims: `Bash` `one` (2 changes, 0 refused, 1 of them" in report.markdown()

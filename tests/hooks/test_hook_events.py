@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any, Final
@@ -152,3 +153,38 @@ def test_the_command_reads_stdin_and_prints_json(world: World) -> None:
     assert done.returncode == 0
     assert json.loads(done.stdout)["hookSpecificOutput"]["hookEventName"] == "SessionStart"
     assert bonobofs("hook", "Stop", cwd=Path("/"), env={"LANG": "C"}).stdout == ""
+
+
+def test_changes_are_queried_by_tool_call_and_claimed_session(world: World) -> None:
+    """By the hooks and by the environment of the process; a change outside of the call is not the call's."""
+    (world.path / "before.md").touch()
+    _tool(world, "PreToolUse", agent_id="sub-1")
+    (world.path / "plan.md").touch()
+    subprocess.run("echo x > kept/a", shell=True, cwd=world.path, check=False, capture_output=True)
+    _tool(world, "PostToolUse")
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    variables = {"PATH": os.environ["PATH"], "CODEX_THREAD_ID": "thread-1", "TRACEPARENT": trace}
+    subprocess.run(["touch", "traced.md"], cwd=world.path, env=variables, check=True)
+    (world.path / "after.md").touch()
+
+    def query(*arguments: str) -> list[tuple[str, str]]:
+        entries = json.loads(bonobofs("audit", "query", "--json", *arguments).stdout)
+        return [(entry["path"], entry["result"]) for entry in entries if entry["kind"] == "intent"]
+
+    in_call, traced = [("plan.md", "allowed"), ("kept/a", "denied")], [("traced.md", "allowed")]
+    assert query("--call", "toolu_1") == query("--claimed-session", COMMON["session_id"]) == in_call
+    assert query("--call", "toolu_1", "--result", "denied") == in_call[1:]
+    assert query("--call", "toolu_1", "--claimed-session", "thread-1") == []
+    for name in (trace, "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"):
+        assert set(query("--call", name)) == set(traced)
+    assert set(query("--claimed-session", "thread-1")) == set(traced)
+    for option in ("--call", "--claimed-session"):
+        unknown = bonobofs("audit", "query", option, "toolu_2")
+        assert (unknown.returncode, unknown.stdout) == (2, "")
+        assert "no client claims 'toolu_2'" in unknown.stderr
+    report = json.loads(bonobofs("audit", "report", "--json").stdout)
+    (claimed,) = [call for turn in report["turns"] for call in turn["calls"]]
+    assert claimed == {
+        "call": "toolu_1", "tool": "Bash", "agent_session": COMMON["session_id"], "subagent": "sub-1",
+        "changes": 1, "refused": 1, "shared": 0,
+    }  # fmt: skip
