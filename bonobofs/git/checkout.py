@@ -1,17 +1,14 @@
 """Checkout for GitGuard: a private git directory in the state directory, in which bonobofs runs git on the work tree.
 
-The private directory is built like a session's: it has copies of the source's refs, index and harmless configuration,
-and the source's objects as an alternate. No git process opens the source's git directory, so git runs no hook, filter,
-driver or monitor that the source configures. Linked worktrees are made and removed under the same rule.
+Linked worktrees are made and removed under the rule of `private_checkout`: no git process opens the source's git
+directory.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -21,30 +18,12 @@ from typing import Final, NamedTuple
 import pygit2
 
 from bonobofs.errors import GitError
-from bonobofs.git.journal import JOURNAL, Journal, recover
+from bonobofs.git.private_checkout import NOTHING, PrivateCheckout, join_records, split_records
 from bonobofs.git.repository import Entry, GitRepository, TreeDifference
-from bonobofs.git.session_repository import Author, Owner, build, configuration, operations_in_progress, write_config
-from bonobofs.git.shared_head import IndexReplacement, finish_index
-from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, find_git_dirs, read_head, run_git
+from bonobofs.git.session_repository import operations_in_progress
+from bonobofs.git.shared_head import IndexReplacement
+from bonobofs.git.source_refs import BRANCHES, find_git_dirs, read_head
 from bonobofs.policy.decision import Permit
-from bonobofs.system.locks import locked
-
-_OPERATOR: Final = ("HOME", "XDG_CONFIG_HOME", "GNUPGHOME", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR", "TMPDIR")
-"""Variables that git and its signing program need to find the operator's configuration and keys."""
-_SETTINGS: Final = {
-    "core.hooksPath": "/dev/null",
-    "core.fsmonitor": "false",
-    "core.splitIndex": "false",
-    "core.untrackedCache": "false",
-    "core.quotePath": "false",
-    "core.safecrlf": "false",
-}
-_HARMLESS: Final = re.compile(
-    r"core\.(repositoryformatversion|filemode|symlinks|ignorecase|autocrlf|eol|sparsecheckout|sparsecheckoutcone)"
-    r"|extensions\.(objectformat|partialclone)|merge\.(renames|directoryrenames|renamelimit)"
-)
-"""Configuration keys of the source that change results and name no program. A session copies more keys."""
-_NOTHING: Final[Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True)
@@ -71,61 +50,18 @@ class CheckoutHead(NamedTuple):
     """"" if the branch has no commit yet."""
 
 
-class Checkout:
-    """One work tree and its private git directory, for one operation. The caller closes it."""
+class Checkout(PrivateCheckout):
+    """A private checkout with libgit2. The caller closes it."""
 
     def __init__(self, root: Path, home: Path) -> None:
-        """`root` is the top of the work tree, `home` the state directory. Raises GitError if bonobofs cannot use it."""
-        dirs = find_git_dirs(root)
-        self.root: Final = root
-        self.source: Final = dirs.private
-        self.room, self.journal = _make_room(home / "git")
-        self.objects: Final = self.room / "git/objects"
-        self._environment = {
-            **ENVIRONMENT,
-            "GIT_DIR": str(self.room / "git"),
-            "GIT_WORK_TREE": str(root),
-            "GIT_LITERAL_PATHSPECS": "1",
-            "GIT_NO_LAZY_FETCH": "1",
-            "GIT_CONFIG_COUNT": str(len(_SETTINGS)),
-        }
-        for number, (key, value) in enumerate(_SETTINGS.items()):
-            self._environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+        """As `PrivateCheckout`."""
+        super().__init__(root, home)
         try:
-            build(root, self.room / "git", Author("", ""), (), Path(os.devnull), Owner(os.geteuid(), os.getegid()))
             self.repository: Final = GitRepository(self.source, [self.objects])
-            entries = ((key, value) for key, value in configuration(dirs) if _HARMLESS.fullmatch(key))
-            write_config(self.room / "git/config", [*entries, ("core.bare", "false"), ("gc.auto", "0")])
-            alternate = os.fsencode(self.repository.common_dir / "objects")
-            (self.objects / "info/alternates").write_bytes(alternate + b"\n")
             self.head: Final = self._read_head()
         except BaseException:
             self.close()
             raise
-
-    def close(self) -> None:
-        """Remove the private directory."""
-        self.journal.close()
-        shutil.rmtree(self.room, ignore_errors=True)
-
-    def run(
-        self,
-        *arguments: str,
-        data: bytes = b"",
-        codes: Sequence[int] = (0,),
-        operator: bool = False,
-        more: Mapping[str, str] = _NOTHING,
-    ) -> bytes:
-        """Run git at the top of the work tree and return its standard output.
-
-        `data` is the standard input, `more` is added to the environment. `operator` lets git use the operator's
-        configuration and keys. Raises GitError if the exit status is not in `codes`, and after 120 s.
-        """
-        environment = {**self._environment, **more}
-        if operator:
-            del environment["GIT_CONFIG_NOSYSTEM"], environment["GIT_CONFIG_GLOBAL"]
-            environment |= {name: os.environ[name] for name in _OPERATOR if name in os.environ}
-        return run_git(*arguments, data=data, directory=self.root, environment=environment, codes=codes)
 
     def _read_head(self) -> CheckoutHead:
         text = read_head(self.source)
@@ -148,11 +84,6 @@ class Checkout:
         for record in split_records(found):
             yield record[:2], record[3:]
 
-    def tracked(self) -> dict[str, tuple[int, str]]:
-        """Return {path: (mode, object id)} of the index."""
-        found = (record.partition("\t") for record in split_records(self.run("ls-files", "-z", "--stage")))
-        return {path: (int(about.split(" ")[0], 8), about.split(" ")[1]) for about, _, path in found}
-
     def tree_of(self, commit: str) -> str:
         """Return the tree of a commit; "" has the empty tree. Raises GitError."""
         if not commit:
@@ -169,14 +100,14 @@ class Checkout:
         if commit:
             self.run("read-tree", commit, more=index)
         words = ("check-attr", *(["--cached"] if commit else []), "-z", "--stdin", "filter")
-        found = iter(split_records(self.run(*words, data=data, more=index if commit else _NOTHING)))
+        found = iter(split_records(self.run(*words, data=data, more=index if commit else NOTHING)))
         return [
             path for path, _, value in zip(found, found, found, strict=True) if value not in ("unspecified", "unset")
         ]
 
     def writing(self, *updates: tuple[str, str, str]) -> AbstractContextManager[str]:
         """Record a change of index or HEAD in the journal. Yields the token in the names of its temporary files."""
-        return self.journal.writing(self.source, self.repository.common_dir, updates)
+        return self.journal.writing(self.source, self.common_dir, updates)
 
     def new_objects(self) -> list[Path]:
         """Return the new loose objects, relative to the object directory."""
@@ -184,7 +115,7 @@ class Checkout:
 
     def give_new_files_to_owner(self, branch: str, objects: Iterable[Path] = ()) -> None:
         """If we are root, chown the files that were written for a branch to the owner of the repository."""
-        common = self.repository.common_dir
+        common = self.common_dir
         owner = os.stat(common)
         made = {common / "objects" / above for location in objects for above in (location, location.parent)}
         made.add(self.source / "logs/HEAD")
@@ -229,19 +160,6 @@ def diff_of(root: Path, home: Path, path: str | None) -> str:
         return os.fsdecode(checkout.run(*words, base, "--", *([] if path is None else [path])))
 
 
-def tracked_paths(root: Path, home: Path, is_selected: Callable[[str], bool]) -> set[str]:
-    """Return the paths in index or HEAD of the work tree that are selected.
-
-    A submodule's path ends in "/". Raises GitError.
-    """
-    with open_checkout(root, home) as checkout:
-        found = split_records(checkout.run("ls-files", "-z", "--stage"))
-        if checkout.head.commit:
-            found += split_records(checkout.run("ls-tree", "-r", "-z", "--full-tree", checkout.head.commit))
-    records = (record.partition("\t") for record in found)
-    return {f"{path}/" if mode.startswith("160000") else path for mode, _, path in records if is_selected(path)}
-
-
 def check_rules(top: Path) -> None:
     """Raise GitError if a .gitignore or .gitattributes is not a regular file. git would block on a FIFO."""
     for directory, names, files in os.walk(top):
@@ -254,34 +172,10 @@ def check_rules(top: Path) -> None:
                 raise GitError(f"{path} is no file; remove it", kind="unsupported", paths=(path,))
 
 
-def _make_room(directory: Path) -> tuple[Path, Journal]:
-    """Make a private directory with a journal. Recover and remove the directories of killed operations first."""
-    directory.mkdir(mode=0o700, exist_ok=True)
-    with locked(directory / "lock"):
-        room = Path(tempfile.mkdtemp(prefix="guard-", dir=directory))
-        journal = Journal(room / JOURNAL)
-        for left in set(directory.glob("guard-*")) - {room}:
-            # Its operation may still run, its repository may be gone, or its index may be locked.
-            with suppress(OSError, GitError):
-                finish_index(recover(left / JOURNAL), room / "index", journal)
-                shutil.rmtree(left)
-        return room, journal
-
-
 def give_to_owner(location: Path, owner: os.stat_result) -> None:
     """If we are root, chown a file to the owner of the repository."""
     if os.geteuid() == 0 and owner.st_uid != 0:
         os.chown(location, owner.st_uid, owner.st_gid, follow_symlinks=False)
-
-
-def split_records(output: bytes) -> list[str]:
-    """Split NUL-terminated output of git into records."""
-    return [os.fsdecode(record) for record in output.split(b"\0")[:-1]]
-
-
-def join_records(records: Iterable[bytes]) -> bytes:
-    """Join records into NUL-terminated input for git."""
-    return b"".join(record + b"\0" for record in records)
 
 
 class IndexUpdate:

@@ -52,12 +52,11 @@ from bonobofs.git.checkout import (
     IndexUpdate,
     TreeUpdate,
     diff_of,
-    join_records,
     open_checkout,
-    split_records,
     status_of,
 )
 from bonobofs.git.journal import HEAD
+from bonobofs.git.private_checkout import join_records, split_records
 from bonobofs.git.publication import Publisher, RefUpdate
 from bonobofs.git.shared_head import HeadReplacement, is_checked_out_elsewhere
 from bonobofs.git.source_refs import BRANCHES, PublishedBranches

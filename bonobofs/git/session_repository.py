@@ -18,6 +18,7 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -202,10 +203,20 @@ def configuration(dirs: GitDirs) -> list[tuple[str, str]]:
     entries: list[tuple[str, str]] = []
     for file in (dirs.common / "config", dirs.private / "config.worktree"):
         if file.name == "config" or (("extensions.worktreeconfig", "true") in entries and file.exists()):
-            listed = os.fsdecode(run_git("config", "--file", file, "--no-includes", "--list", "-z", kind="unreadable"))
-            pairs = (item.partition("\n") for item in listed.split("\0") if item)
-            entries += [(key, value if newline else "true") for key, newline, value in pairs]
+            content = read_regular_file(Path(os.path.realpath(file)))
+            if content is None:
+                raise GitError(f"{file} is no file", kind="unreadable")
+            entries += _parse_configuration(content)
     return entries
+
+
+@lru_cache(maxsize=4)  # a mount needs the same file three times
+def _parse_configuration(content: bytes) -> tuple[tuple[str, str], ...]:
+    """Return (key, value) of a git configuration file. Raises GitError."""
+    words = ("config", "--file", "-", "--no-includes", "--list", "-z")
+    listed = os.fsdecode(run_git(*words, data=content, kind="unreadable"))
+    pairs = (item.partition("\n") for item in listed.split("\0") if item)
+    return tuple((key, value if newline else "true") for key, newline, value in pairs)
 
 
 def _check(dirs: GitDirs, entries: list[tuple[str, str]]) -> None:

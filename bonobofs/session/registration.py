@@ -7,7 +7,6 @@ import pwd
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -232,8 +231,10 @@ def find_tracked(home: Path, source: Path, policy: Policy) -> TrackedFiles:
         parts = path[len(prefix) :].split("/")
         return path.startswith(prefix) and (policy.is_scratch(parts) or bool(policy.secrets.find(parts)))
 
+    from bonobofs.git.private_checkout import tracked_paths  # noqa: PLC0415 - only for a repository
+
     try:
-        tracked = import_module("bonobofs.git.checkout").tracked_paths(root, home, wanted)
+        tracked = tracked_paths(root, home, wanted)
     except GitError as error:
         note = (
             f"Git cannot list its tracked files ({error}), so in this session every existing file at a scratch path "

@@ -12,7 +12,7 @@ import pytest
 
 from bonobofs import session
 from bonobofs.errors import GitError
-from bonobofs.git.checkout import tracked_paths as tracked
+from bonobofs.git.private_checkout import tracked_paths as tracked
 from bonobofs.guards import FileGuard
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.engine import compile_policy
@@ -176,6 +176,16 @@ def test_without_a_commit_the_staged_files_are_tracked(tmp_path: Path, home: Pat
     (tmp_path / "no").mkdir()
     with pytest.raises(GitError):
         tracked(tmp_path / "no", home, lambda _: True)
+
+
+def test_a_branch_without_a_commit_has_no_tracked_paths_and_a_damaged_one_is_an_error(home: Path, tmp_path: Path) -> None:
+    """HEAD of a new repository has no commit. A damaged ref must not hide what HEAD tracks."""
+    root = tmp_path / "new"
+    subprocess.run(["git", "init", "-q", "-b", "main", root], check=True)
+    assert tracked(root, home, lambda _: True) == set()
+    (root / ".git/refs/heads/main").write_text("damaged\n")
+    with pytest.raises(GitError):
+        tracked(root, home, lambda _: True)
 
 
 def test_many_tracked_paths_are_stored_as_directories() -> None:

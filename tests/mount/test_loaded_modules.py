@@ -49,10 +49,13 @@ def _run(*arguments: str | Path, home: Path | None = None) -> list[str]:
 
 @pytest.mark.root
 def test_mount_umount_and_why_load_no_library(home: Path, tmp_path: Path) -> None:
-    """The second mount of a source finds the validated policy, so it needs no pydantic; SQLite needs no SQLAlchemy."""
+    """The second mount of a source finds the validated policy, so it needs no pydantic; SQLite needs no SQLAlchemy.
+
+    git lists the tracked files of a repository, so libgit2 is not loaded.
+    """
     source, mountpoint = tmp_path / "source", tmp_path / "mountpoint"
-    source.mkdir()
     mountpoint.mkdir()
+    subprocess.run(["git", "init", "-q", source], check=True)
     for _ in range(2):
         mounted = _run("mount", source, mountpoint, "--agent", "ann", "--new", home=home)
         try:
