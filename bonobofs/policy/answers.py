@@ -40,7 +40,7 @@ class Answer(NamedTuple):
     """The operator's note for the agent; "" for none."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Answers:
     """The answers of one session."""
 

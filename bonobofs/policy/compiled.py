@@ -45,7 +45,7 @@ _EXAMPLES: Final = (".example", ".sample", ".template")
 """Suffixes of files that show the form of a secret file."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)  # a mount waits while methods are generated
 class Rule:
     """One [[rule]]. `order` is its index in the file, `rank` its index from the widest rule to the narrowest."""
 
@@ -66,7 +66,7 @@ class Rule:
     is_executable: denials.Refusal
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Role:
     """One role. `write` is None if the role may write everywhere."""
 
@@ -79,7 +79,7 @@ class Role:
     """The decision on every operation of a gate."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Hidden:
     """The hidden names that may be changed: all, names at any depth, or paths that end in the hidden name."""
 
@@ -99,7 +99,7 @@ class Hidden:
         return True
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class ScratchQuota:
     """One [[scratch]]. Its paths may have at most `max_total` bytes together; None: no limit.
 
@@ -114,7 +114,7 @@ class ScratchQuota:
     """The refusal of a change that exceeds `max_total`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Scratch:
     """One pattern of a [[scratch]]. `order` is its index among all these patterns; the first that matches decides."""
 
@@ -152,7 +152,7 @@ def _above(path: str) -> Iterator[str]:
         yield path
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class RepositoryGrant:
     """The session's own `.git`. Its protected branches follow the source, and the session cannot move them."""
 
@@ -176,7 +176,7 @@ class RepositoryGrant:
         return self.permit
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Temporary:
     """The names of staged files: by the last component at any depth, or by the whole path."""
 
@@ -192,7 +192,7 @@ class Temporary:
         return not is_never_staged(name)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Policy:
     """A compiled policy. It is immutable."""
 

@@ -23,7 +23,7 @@ class LeaseMatch(NamedTuple):
     """This session holds the lease."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class LeaseSet:
     """The leases from the view of one session."""
 
