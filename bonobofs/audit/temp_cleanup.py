@@ -8,7 +8,6 @@ name, without a successful outcome. No other program uses the name, because it e
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -43,7 +42,7 @@ class Stray(NamedTuple):
 
 def stray_name() -> str:
     """Return a new temporary name."""
-    return _PREFIX + secrets.token_hex(_DIGITS // 2)
+    return _PREFIX + os.urandom(_DIGITS // 2).hex()
 
 
 def is_stray_name(name: object) -> bool:

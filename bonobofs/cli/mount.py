@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 from pathlib import Path
@@ -18,6 +17,7 @@ from bonobofs.git.session_repository import Kept
 from bonobofs.ipc.client import call
 from bonobofs.session import SessionState
 from bonobofs.state.question_files import open_questions
+from bonobofs.state.sessions import document_of
 from bonobofs.undo.image_expiry import size_text
 
 _NAMED: Final = 5
@@ -290,7 +290,7 @@ def _row(entry: session.SessionStatus) -> tuple[str, ...]:
 
 
 def _as_document(entry: session.SessionStatus, repository: Kept | None) -> dict[str, Any]:
-    plain = {**dataclasses.asdict(entry.session), "state": entry.state.value}
+    plain = {**document_of(entry.session), "state": entry.state.value}
     plain |= {"watch": entry.watch, "policy_error": entry.policy_error, "leases": entry.leases, "caches": entry.caches}
     images = entry.images
     plain["old_contents"] = None if images is None else {"bytes": images[0], "max_total": images[1]}

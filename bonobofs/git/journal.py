@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,7 +45,7 @@ class Journal:
 
     def __init__(self, file: Path) -> None:
         """Open and lock the file. Raises BlockingIOError if another writer holds the lock, else OSError."""
-        self.token: Final = uuid.uuid4().hex
+        self.token: Final = os.urandom(16).hex()
         """Part of the name of every temporary file."""
         self._file: Final[IO[str]] = file.open("a+", encoding="utf-8")
         lock(self._file.fileno(), retry=try_once)

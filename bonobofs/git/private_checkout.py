@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -129,7 +128,7 @@ def _make_room(directory: Path) -> tuple[Path, Journal]:
     """Make a private directory with a journal. Recover and remove the directories of killed operations first."""
     directory.mkdir(mode=0o700, exist_ok=True)
     with locked(directory / "lock"):
-        room = directory / f"guard-{uuid.uuid4().hex}"
+        room = directory / f"guard-{os.urandom(16).hex()}"
         room.mkdir(mode=0o700)
         journal = Journal(room / JOURNAL)
         for left in set(directory.glob("guard-*")) - {room}:

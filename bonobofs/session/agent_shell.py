@@ -10,17 +10,19 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from bonobofs.errors import MountError
 from bonobofs.git.command_line import READING
 from bonobofs.ipc.client import SOCKET_VARIABLE
-from bonobofs.policy.isolation import IsolatedShell, provision_isolated_shell
 from bonobofs.session.launcher import ROOT
 from bonobofs.session.session_list import CallableSession, callable_session
 from bonobofs.state.home import GUARD_SOCKET, INSIDE
 from bonobofs.system import mounts
 from bonobofs.system.paths import is_within
+
+if TYPE_CHECKING:
+    from bonobofs.policy.isolation import IsolatedShell
 
 POLICY_VARIABLE: Final = "BONOBOFS_POLICY"
 """Variable with the path of the policy's description, `.bonobofs/policy.md` in the mount."""
@@ -72,6 +74,8 @@ def provision(home: Path, session: CallableSession, shown_as: str | None = None)
 
     `shown_as` is the path under which the shell sees the mount, by default the mountpoint.
     """
+    from bonobofs.policy.isolation import provision_isolated_shell  # noqa: PLC0415 - a mount does not need it
+
     mountpoint = str(session.mountpoint)
     return provision_isolated_shell(
         worktree_path=shown_as or mountpoint,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import functools
 import operator
@@ -22,7 +21,6 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from bonobofs.audit import temp_cleanup
 from bonobofs.audit.reader import trails_in
-from bonobofs.audit.recovery import compare
 from bonobofs.errors import BonobofsError, GitError, MountError, UsageError
 from bonobofs.git.branch_rules import identity, rules_of
 from bonobofs.git.session_repository import Author, Owner, build, keep_ended
@@ -99,7 +97,7 @@ def start(home: Path, request: MountRequest) -> MountedSession:
         try:
             log = session_directory(home, session.session) / "server.log"
             with launcher.ServerStart(log, mountpoint) as starting, launcher.Probe(mountpoint) as probe:
-                session = dataclasses.replace(session, pid=starting.pid, starttime=starting.starttime)
+                session = session._replace(pid=starting.pid, starttime=starting.starttime)
                 save(home, session)
                 failure = starting.serve(config._replace(ready_fd=starting.ready_fd))
                 if failure:
@@ -131,7 +129,7 @@ def prepare_foreground(home: Path, request: MountRequest) -> tuple[MountedSessio
     with _mount_lock(home):
         registered, config, earlier, notes = _prepare(home, request)
         pid = os.getpid()
-        session = dataclasses.replace(registered.session, pid=pid, starttime=processes.start_time(pid))
+        session = registered.session._replace(pid=pid, starttime=processes.start_time(pid))
         save(home, session)
         return MountedSession(session, notes, registered.policy.why), partial(launcher.exec_server, config, earlier)
 
@@ -304,6 +302,8 @@ def _crashed_sessions(home: Path, source: Path, policy: Policy) -> tuple[list[st
     boot = processes.boot_id()
     differences: list[dict[str, Any]] = []
     if any(one.boot_id != boot and not was_closed(home, one) for one in over):
+        from bonobofs.audit.recovery import compare  # noqa: PLC0415 - few mounts follow an unclean boot
+
         trails = [(trail_path(home, one.session), head_path(home, one.session)) for one in sessions]
         kept = {*trails_in(home / "trails")}
         known = [pair for pair in trails if pair[0] in kept]

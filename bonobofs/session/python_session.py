@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -124,7 +123,7 @@ def open_session(
         policy=choose_policy(state, policy, root, preset=preset, store=True),
         transport="none",
     )
-    session = dataclasses.replace(registered.session, pid=os.getpid(), starttime=start_time(os.getpid()))
+    session = registered.session._replace(pid=os.getpid(), starttime=start_time(os.getpid()))
     save(state, session)
     name = session.session
     trail = Trail.create(

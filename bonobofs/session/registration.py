@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import uuid
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from bonobofs.policy.engine import Policy, compile_policy
 from bonobofs.policy.presets import PRESET, PRESETS, origin_of, preset_file
 from bonobofs.session.policy_cache import load_plain
 from bonobofs.state import project_policies, session_rows
-from bonobofs.state.home import read_document, session_directory, write_document
+from bonobofs.state.home import new_uuid, read_document, session_directory, write_document
 from bonobofs.state.sessions import PolicyMark, Session, save
 from bonobofs.system.processes import boot_id
 
@@ -174,7 +173,7 @@ def register_session(
     with session_rows.open_queries(home) as database:
         registered = session_rows.register(database, agent if agent is not None else default_agent(), role)
         session = Session(
-            session=str(uuid.uuid4()),
+            session=new_uuid(),
             agent=registered.label,
             agent_id=registered.id,
             team=registered.team,

@@ -5,7 +5,6 @@ No function here reads from a mount: a mount whose server hangs would hang the r
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import errno
 import json
@@ -99,7 +98,7 @@ def _status(home: Path, session: Session, state: SessionState) -> SessionStatus:
         return SessionStatus(session, state, unreadable=f"its live.json cannot be read: {reason(error)}")
     if live is None:
         return SessionStatus(session, state)
-    session = dataclasses.replace(session, policy=live.policy)
+    session = session._replace(policy=live.policy)
     if state not in SERVED:
         return SessionStatus(session, state)
     states = live.watch, live.policy_error, live.leases, live.caches

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -230,7 +229,7 @@ def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforce
         policy=policy,
         transport="none",
     )
-    session = dataclasses.replace(registered.session, pid=os.getpid(), starttime=start_time(os.getpid()))
+    session = registered.session._replace(pid=os.getpid(), starttime=start_time(os.getpid()))
     save(home, session)
     identity = TrailIdentity(session.session, session.agent, session.agent_id)
     trail = Trail.create(trail_path(home, session.session), head_path(home, session.session), identity)

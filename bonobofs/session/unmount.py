@@ -11,7 +11,6 @@ from typing import NamedTuple
 from bonobofs.errors import MountError
 from bonobofs.git.session_repository import Kept, keep_ended
 from bonobofs.session import launcher
-from bonobofs.session.retention import compress_ended
 from bonobofs.session.session_list import was_closed
 from bonobofs.state import scratch_dir
 from bonobofs.state.sessions import Session, live_at, lives, note_ends, read_all
@@ -74,6 +73,8 @@ def unmount_session(home: Path, mountpoint: Path) -> Unmounted:
     _note_ends(home, path)
     scratch_dir.remove_stale(home)
     kept = tuple(keep_ended(home))
+    from bonobofs.session.retention import compress_ended  # noqa: PLC0415 - a mount does not need it
+
     compress_ended(home)
     return Unmounted(live, dead, closed, copies, remover, kept)
 

@@ -16,8 +16,9 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from bonobofs.errors import StateError, UsageError
 from bonobofs.state import heartbeats
 from bonobofs.state.database import Database
+from bonobofs.state.home import is_uuid
 from bonobofs.state.schema import agent_roles, agents, clock, leases, moment, teams
-from bonobofs.state.session_rows import check_label, is_uuid
+from bonobofs.state.session_rows import check_label
 
 
 class Team(NamedTuple):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.errors import ForbiddenError, StateError, UsageError
-from bonobofs.state.home import home_id
+from bonobofs.state.home import home_id, is_uuid, new_uuid
 from bonobofs.state.sessions import Session
 from bonobofs.state.sqlite_file import Execute, Queries, SqliteFile, escape, sqlite_path
 
@@ -79,14 +78,6 @@ def check_label(label: str, kind: str = "an agent") -> str:
     return label
 
 
-def is_uuid(text: str) -> bool:
-    """Return whether the text is a UUID in its usual form, in upper or lower case."""
-    try:
-        return str(uuid.UUID(text)) == text.lower()
-    except ValueError:
-        return False
-
-
 def register(database: Queries, label: str, role: str | None = None) -> MountingAgent:
     """Return the agent of that label or UUID. Register a new label, with `role` as its default role.
 
@@ -100,7 +91,7 @@ def register(database: Queries, label: str, role: str | None = None) -> Mounting
         if known is None and is_uuid(label):
             raise UsageError(f"there is no agent {label}; bonobofs agent list shows the agents")
         if known is None:
-            known = MountingAgent(label, str(uuid.uuid4()), role, None, new=True)
+            known = MountingAgent(label, new_uuid(), role, None, new=True)
             execute(
                 "INSERT INTO agents (id, name, role, created) VALUES (:id, :label, :role, {clock})",
                 {"id": known.id, "label": label, "role": role},

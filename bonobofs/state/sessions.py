@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
+import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bonobofs.errors import StateError
 from bonobofs.state.home import read_document, session_directory, write_document
 from bonobofs.system import processes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PolicyMark:
+class PolicyMark(NamedTuple):
     """Identifies a policy: its file or preset, the digest of its meaning, and its generation."""
 
     origin: str
@@ -22,8 +22,7 @@ class PolicyMark:
     generation: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Session:
+class Session(NamedTuple):
     """One session from its start to its end. The field names are those of session.json."""
 
     session: str
@@ -54,8 +53,7 @@ class Session:
     """Inode number of the source at the start; None in files of older versions."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Live:
+class Live(NamedTuple):
     """Variable state of a mounted session. The server writes it to `live.json` next to session.json."""
 
     watch: str
@@ -74,6 +72,11 @@ class Live:
     """Bytes of all pre-images of the state directory, and the limit; None: unknown, or the session keeps none."""
 
 
+def document_of(record: Session | Live) -> dict[str, Any]:
+    """Return a record as JSON data."""
+    return {**record._asdict(), "policy": record.policy._asdict()}
+
+
 WATCHING = "watching"
 PARTLY = "in part: "
 """Prefix of `Live.watch` if a part of the source is not watched."""
@@ -81,7 +84,7 @@ PARTLY = "in part: "
 
 def write_live(directory: Path, live: Live) -> None:
     """Write `live.json` to a session's directory."""
-    write_document(directory / "live.json", dataclasses.asdict(live))
+    write_document(directory / "live.json", document_of(live))
 
 
 def read_live(directory: Path) -> Live | None:
@@ -101,14 +104,14 @@ def lives(session: Session) -> bool:
 
 
 def save(home: Path, session: Session) -> None:
-    write_document(_record(home, session.session), dataclasses.asdict(session))
+    write_document(_record(home, session.session), document_of(session))
 
 
 def note_ends(home: Path, names: Iterable[str]) -> None:
     """Record now as the end of these sessions. OSError, StateError."""
     for name in names:
         session = _session(read_document(_record(home, name)))
-        save(home, dataclasses.replace(session, ended=datetime.now(UTC).isoformat()))
+        save(home, session._replace(ended=datetime.now(UTC).isoformat()))
 
 
 def load(home: Path, name: str) -> Session | None:
@@ -125,21 +128,28 @@ def read_all(home: Path) -> tuple[list[Session], dict[str, StateError]]:
     A directory without session.json belongs to a session that is being created.
     """
     found, unreadable = [], {}
-    for directory in (home / "sessions").iterdir():
-        path = _record(home, directory.name)
+    top = home / "sessions"
+    for name in os.listdir(top):
+        path = f"{top}/{name}/session.json"
         try:
-            found.append(_session(read_document(path)))
+            st = os.stat(path)
+            found.append(_read_version(path, st.st_ino, st.st_mtime_ns, st.st_size))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except StateError as error:
-            unreadable[directory.name] = error
+            unreadable[name] = error
         except OSError as error:
             remedy = "make it readable, or move its directory away"
-            unreadable[directory.name] = StateError(f"{path} cannot be read: {error.strerror}; {remedy}")
+            unreadable[name] = StateError(f"{path} cannot be read: {error.strerror}; {remedy}")
         except (TypeError, KeyError):
             message = f"{path} was not written by this version of bonobofs; move its directory away"
-            unreadable[directory.name] = StateError(message)
+            unreadable[name] = StateError(message)
     return sorted(found, key=lambda session: session.started), unreadable
+
+
+@lru_cache(maxsize=4096)  # a mount reads the register seven times
+def _read_version(path: str, inode: int, mtime: int, size: int) -> Session:  # noqa: ARG001 - the version of the file
+    return _session(read_document(Path(path)))
 
 
 def load_all(home: Path) -> list[Session]:

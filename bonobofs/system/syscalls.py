@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import resource
 import signal
 import struct
@@ -14,7 +13,7 @@ from typing import Final
 
 _MOST_DESCRIPTORS: Final = 1 << 20
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-_SETGROUPS: Final = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}.get(platform.machine())
+_SETGROUPS: Final = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}.get(os.uname().machine)
 
 RENAME_NOREPLACE: Final = 1
 RENAME_EXCHANGE: Final = 2
@@ -200,7 +199,7 @@ def set_file_identity(uid: int, gid: int, groups: tuple[int, ...]) -> None:
     It uses the raw setgroups system call, because the C library's function changes all threads of the process.
     """
     if _SETGROUPS is None:
-        raise OSError(errno.ENOSYS, f"no setgroups known for {platform.machine()}")
+        raise OSError(errno.ENOSYS, f"no setgroups known for {os.uname().machine}")
     if uid == 0:
         _setfsuid(0)
     array = (ctypes.c_uint32 * len(groups))(*groups)

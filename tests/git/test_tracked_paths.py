@@ -178,7 +178,9 @@ def test_without_a_commit_the_staged_files_are_tracked(tmp_path: Path, home: Pat
         tracked(tmp_path / "no", home, lambda _: True)
 
 
-def test_a_branch_without_a_commit_has_no_tracked_paths_and_a_damaged_one_is_an_error(home: Path, tmp_path: Path) -> None:
+def test_a_branch_without_a_commit_has_no_tracked_paths_and_a_damaged_one_is_an_error(
+    home: Path, tmp_path: Path
+) -> None:
     """HEAD of a new repository has no commit. A damaged ref must not hide what HEAD tracks."""
     root = tmp_path / "new"
     subprocess.run(["git", "init", "-q", "-b", "main", root], check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -82,7 +81,7 @@ def test_no_session_begins_for_an_agent_removed_meanwhile(database: Database, so
         made = opened.session
     agent_registry.remove(database, "ann")
     agent_registry.add(database, "ann")
-    late = dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333")
+    late = made._replace(session="33333333-3333-4333-8333-333333333333")
     with pytest.raises(StateError, match="ann was removed a moment ago"):
         session_rows.insert_session(database, database.home, late)
 

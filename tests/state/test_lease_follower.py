@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 import uuid
@@ -140,7 +139,7 @@ def test_acquire_returns_after_a_change_in_flight_has_ended(ann: OpenSession, da
 def test_acquire_does_not_wait_for_a_session_without_heartbeats(database: Database, ann: OpenSession) -> None:
     """The session was killed, or its host has disappeared."""
     made = ann.session
-    ghost = dataclasses.replace(made, session="33333333-3333-4333-8333-333333333333")
+    ghost = made._replace(session="33333333-3333-4333-8333-333333333333")
     session_rows.insert_session(database, database.home, ghost)
     with database.read() as connection:
         assert len(heartbeats.living(connection)) == 2
@@ -182,7 +181,7 @@ def test_a_mirrored_reservation_does_not_block_its_own_agent(
     def owns(agent: str, chain: str | None) -> set[bool]:
         with session.open_session(source, agent=agent, policy=policy) as opened:
             detach(database, opened.session.session)
-            mine = dataclasses.replace(opened.session, session=str(uuid.uuid4()), chain=chain)
+            mine = opened.session._replace(session=str(uuid.uuid4()), chain=chain)
             session_rows.insert_session(database, database.home, mine)
             ann = leases.holder_of_mail(database, "ann", opened.session.source)
             for origin, pattern in (("mail:1", "docs/**"), ("mail:2", "docs/plan.md")):

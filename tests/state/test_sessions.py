@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import stat
@@ -91,7 +90,7 @@ def test_differences_after_an_unclean_boot_are_recorded(mounted: Mounted) -> Non
     (world.path / "known.md").write_text("as recorded")
     world.entries()
     world.kill()
-    sessions.save(world.home, dataclasses.replace(world.session, boot_id="another boot"))
+    sessions.save(world.home, world.session._replace(boot_id="another boot"))
     (world.source / "known.md").write_text("otherwise than recorded")
     (world.source / "secret" / "key").write_text("new")
 
