@@ -20,19 +20,19 @@ class _TreeEntry(NamedTuple):
 
 _TREE: Final = {
     "mount": _TreeEntry("mount.mount", "Mount a directory under a policy."),
-    "umount": _TreeEntry("mount.umount", "Unmount, and wait until the session's record is complete."),
+    "umount": _TreeEntry("session_commands.umount", "Unmount, and wait until the session's record is complete."),
     "init": _TreeEntry(
         "policy.init", "Write a commented policy for a project to the state directory, based on the project's files."
     ),
-    "shell": _TreeEntry("mount.shell", "Start a shell in a mount."),
+    "shell": _TreeEntry("session_commands.shell", "Start a shell in a mount."),
     "run": _TreeEntry(
         "run_command.run",
         "Run a command in a sandbox: the workspace is the policy mount, the rest of the machine is read-only or "
         "absent.",
     ),
-    "status": _TreeEntry("mount.status", "List the sessions of this state directory and their states."),
+    "status": _TreeEntry("session_commands.status", "List the sessions of this state directory and their states."),
     "mark": _TreeEntry(
-        "mount.mark",
+        "session_commands.mark",
         "Begin a turn of the session in whose mount you are: the unit of audit report --turn and of undo.",
     ),
     "history": _TreeEntry("undo.history", "Show the changes and refusals of a path, newest first."),

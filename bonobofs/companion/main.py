@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from bonobofs.companion.change_attribution import ChangeAttribution
 from bonobofs.companion.change_forwarder import ChangeForwarder
@@ -35,10 +35,8 @@ from bonobofs.ipc.channel import Channel, CompanionStatus, Message, MessageKind
 from bonobofs.ipc.session_config import CompanionConfig, SessionConfig
 from bonobofs.policy.request import Principal
 from bonobofs.state.home import INSIDE
+from bonobofs.state.lease_follower import LeaseFollower, LeaseSnapshot
 from bonobofs.system import mounts, syscalls
-
-if TYPE_CHECKING:
-    from bonobofs.state.lease_follower import LeaseSnapshot
 
 _MAX_WAIT: Final = 3600.0
 _DETACH_SECONDS: Final = 0.5
@@ -80,9 +78,6 @@ class LeaseForwarder:
         self._thread.join(_DETACH_SECONDS)
 
     def _run(self) -> None:
-        # Loading SQLAlchemy takes longer than the rest of the start.
-        from bonobofs.state.lease_follower import LeaseFollower  # noqa: PLC0415
-
         config = self._config
         home = Path(config.home)
         LeaseFollower(home, config.session, config.holder, config.source, self._apply, self._ended).run(self._report)
@@ -210,7 +205,11 @@ class CompanionServices:
                 self._questions.check(now)
 
     def _recover(self) -> None:
-        """Finish what an earlier session left, then keep the store of pre-images within its limits."""
+        """Finish what an earlier session left, then keep the store of pre-images within its limits.
+
+        The mount waits for the first lease snapshot, and not for this.
+        """
+        self._leases.began.wait(_FIRST_SNAPSHOT_SECONDS)
         self._git_worker.recover()
         self._images.run()
 
@@ -372,6 +371,7 @@ def main(fd: int) -> int:
         config, messages = _receive_config(channel)
     except EOFError:
         return 0
+    config.session.open_log()
     status = _leave_mount(config)
     leases = LeaseForwarder(channel, config.session)
     forwarder: ChangeForwarder | None = None

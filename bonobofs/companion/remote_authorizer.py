@@ -58,18 +58,28 @@ class RemoteAuthorizer:
     def __init__(self, channel: Channel, agent: Principal, policy: dict[str, Any], send_later: SendLater) -> None:
         """`send_later` sends a message after every change that the watcher has seen by then."""
         self.agent: Final = agent
-        self.policy: Policy = compile_policy(policy)
         self.plain_policy = policy
+        self._policy: Policy | None = None
+        self._policy_lock: Final = threading.Lock()
         self._channel: Final = channel
         self._send_later: Final = send_later
         self._ids: Final = itertools.count(1)
         self._pending: Final[dict[int, queue.SimpleQueue[Reply]]] = {}
         self._grant_lock: Final = threading.Lock()
 
+    @property
+    def policy(self) -> Policy:
+        """The policy in force. It is compiled at its first use: the mount does not wait for it."""
+        with self._policy_lock:
+            if self._policy is None:
+                self._policy = compile_policy(self.plain_policy)
+            return self._policy
+
     def change_policy(self, policy: dict[str, Any], generation: int) -> None:
         """Use the policy that the server has installed."""
-        self.policy = compile_policy(policy, generation)
-        self.plain_policy = policy
+        with self._policy_lock:
+            self._policy = compile_policy(policy, generation)
+            self.plain_policy = policy
 
     def on_reply(self, body: bytes) -> None:
         """Hand a reply to the thread that waits for it."""

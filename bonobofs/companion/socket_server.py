@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import re
+import select
 import socket
 import stat
 import struct
@@ -41,6 +42,8 @@ _TIMEOUT: Final = 10.0
 """Seconds within which a caller must complete a line, and must take an answer."""
 _ACCEPT_PAUSE: Final = 0.1
 """Seconds until the next attempt if a connection cannot be accepted, for example without free descriptors."""
+_LOAD_SECONDS: Final = 0.1
+"""Seconds until the calls are loaded without a caller, so that `mount` does not compete with it for the processors."""
 _MAX_FDS: Final = 2
 """Descriptors that a connection may send with a call; the kernel closes further ones."""
 _BLOCK: Final = 1 << 16
@@ -165,8 +168,8 @@ class SocketServer:
     def __init__(self, directory: Path, load: Callable[[], tuple[Handler, Limits]], guest: int | None = None) -> None:
         """Listen in `directory`, and replace the socket of an earlier companion. OSError.
 
-        The thread that accepts calls first runs `load`. Earlier calls wait for it. `guest` is the uid of a further user
-        who is accepted.
+        The thread that accepts calls runs `load` when the first caller connects, or after a tenth of a second. `guest`
+        is the uid of a further user who is accepted.
         """
         self._path: Final = directory / GUARD_SOCKET
         self._listener: Final = _listen(directory, guest)
@@ -186,6 +189,9 @@ class SocketServer:
         self._path.unlink(missing_ok=True)
 
     def _run(self, load: Callable[[], tuple[Handler, Limits]]) -> None:
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.poll(_LOAD_SECONDS * 1000)
         try:
             self._handler, limits = load()
             self._gates = {name: _Gate(*limit) for name, limit in limits.items()}

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from bonobofs.errors import MountError, ProtocolError, TrailError
 from bonobofs.ipc.channel import Channel, CompanionStatus, Message, MessageKind
-from bonobofs.ipc.session_config import CompanionConfig, CompanionProgram, SessionConfig
+from bonobofs.ipc.session_config import CompanionConfig, CompanionProgram, SessionConfig, StartConfig
 from bonobofs.system import mounts, syscalls
 from bonobofs.system.processes import start_time, wait_for_end
 
@@ -50,8 +50,8 @@ _STABLE_SECONDS: Final = 60.0
 class CompanionProcess:
     """The companion process, and the channel to it."""
 
-    def __init__(self, program: CompanionProgram, config: CompanionConfig, fds: tuple[int, ...] = ()) -> None:
-        """Fork the companion, which inherits `fds` under the same numbers. OSError.
+    def __init__(self, program: CompanionProgram, fds: tuple[int, ...] = ()) -> None:
+        """Fork the companion, which inherits `fds` under the same numbers, and waits for `configure`. OSError.
 
         The companion does not call exec: the kernel makes a process that calls exec traceable. Until such a process
         forbids tracing, another process of its user can take the channel from it (pidfd_getfd).
@@ -62,6 +62,9 @@ class CompanionProcess:
         self._channel: Final = Channel(ours, blocking=False, peer=self._pid)
         self._early: list[Message] = []
         """Messages that came before its status."""
+
+    def configure(self, config: CompanionConfig) -> None:
+        """Send the configuration, as the first message."""
         self._channel.send(MessageKind.CONFIG, config.to_document())
 
     def fileno(self) -> int:
@@ -213,15 +216,20 @@ class EarlyStart(NamedTuple):
     failure: OSError | None
     """Why the source cannot be opened or the companion cannot be started."""
 
+    def configure(self, config: SessionConfig) -> None:
+        """Send the companion its configuration."""
+        if self.companion is not None:
+            self.companion.configure(CompanionConfig(config, self.root, (), is_first=True))
 
-def start_server(config: SessionConfig) -> EarlyStart:
+
+def start_server(config: StartConfig) -> EarlyStart:
     """Open the source, and start the first companion if the configuration has one."""
     root = -1
     try:
         root = _open_source(config.source, config.source_identity)
         if config.companion is None:
             return EarlyStart(root, None, None)
-        return EarlyStart(root, _start(config.companion, CompanionConfig(config, root, (), is_first=True)), None)
+        return EarlyStart(root, CompanionProcess(config.companion, (root,)), None)
     except OSError as error:
         return EarlyStart(root, None, error)
 
@@ -235,10 +243,6 @@ def _open_source(source: str, expected: Sequence[int] | None) -> int:
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     finally:
         os.close(directory)
-
-
-def _start(program: CompanionProgram, config: CompanionConfig) -> CompanionProcess:
-    return CompanionProcess(program, config, (config.root, *config.namespaces))
 
 
 def await_ready(config: SessionConfig, start: EarlyStart) -> tuple[CompanionProcess | None, CompanionStatus]:
@@ -310,9 +314,8 @@ class CompanionSupervisor:
             self._started_at = now
             session = self._config._replace(policy=self._requests.policy)
             try:
-                self._companion = _start(
-                    program, CompanionConfig(session, self._root, self._namespaces, is_first=False)
-                )
+                self._companion = CompanionProcess(program, (self._root, *self._namespaces))
+                self._companion.configure(CompanionConfig(session, self._root, self._namespaces, is_first=False))
             except OSError as error:
                 self._diagnostics.log(f"the companion cannot be started: {error.strerror}")
                 self._schedule(now)

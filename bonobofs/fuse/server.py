@@ -46,7 +46,7 @@ from bonobofs.ipc.channel import CompanionStatus
 from bonobofs.ipc.session_config import SessionConfig
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.decision import Layer
-from bonobofs.policy.engine import Policy, callable_words, compile_policy, describe
+from bonobofs.policy.engine import Policy, callable_words, describe
 from bonobofs.policy.request import Principal
 from bonobofs.state import scratch_dir as layers
 from bonobofs.state.home import GUARD_SOCKET, INSIDE, denials_path
@@ -80,14 +80,14 @@ class MountServer:
     _tidied_at = 0.0
     _trail_fails = False
 
-    def __init__(self, config: SessionConfig, start: EarlyStart, ready: ReadyPipe) -> None:
+    def __init__(self, config: SessionConfig, start: EarlyStart, policy: Policy, ready: ReadyPipe) -> None:
         self._config: Final = config
         self._ready: Final = ready
         agent = Principal(config.agent, config.agent_id, config.role)
         if start.root < 0 and start.failure is not None:
             raise start.failure
         self._root: Final = start.root
-        policy = _policy(config)
+        policy = _bind_policy(policy, config)
         identity = TrailIdentity(config.session, agent.label, agent.id)
         self._trail: Final = Trail.create(Path(config.trail), Path(config.head), identity)
         self._enforcer: Final = Enforcer(
@@ -241,8 +241,7 @@ class MountServer:
         self._ready.send("ready")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         # No request may leave reference cycles (tests/attacks/test_server_memory.py): a collection with 100,000 nodes
-        # stops the mount for tens of milliseconds.
-        gc.collect()
+        # stops the mount for tens of milliseconds. The garbage of the imports was collected before the configuration.
         gc.freeze()
         gc.disable()
         try:
@@ -420,8 +419,8 @@ class ReadyPipe:
             os.close(fd)
 
 
-def _policy(config: SessionConfig) -> Policy:
-    policy = compile_policy(config.policy).with_tracked(Tracked(config.tracked) if config.tracked else None)
+def _bind_policy(policy: Policy, config: SessionConfig) -> Policy:
+    policy = policy.with_tracked(Tracked(config.tracked) if config.tracked else None)
     return policy if config.repository is None else policy.with_repository()
 
 
@@ -451,11 +450,11 @@ def _load_transport(config: SessionConfig) -> Callable[[int], Transport]:
     return LibfuseTransport
 
 
-def serve(config: SessionConfig, start: EarlyStart) -> int:
-    """Serve the mount until it ends; the exit status."""
+def serve(config: SessionConfig, start: EarlyStart, policy: Policy) -> int:
+    """Serve the mount until it ends; the exit status. `policy` is the compiled policy of the configuration."""
     ready = ReadyPipe(config.ready_fd)
     try:
-        return MountServer(config, start, ready).run()
+        return MountServer(config, start, policy, ready).run()
     except (BonobofsError, OSError) as error:
         text = " ".join(str(error).split())
         ready.send(f"error: {text}")

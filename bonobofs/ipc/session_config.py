@@ -6,6 +6,7 @@ Named tuples, because the server starts the companion before it loads anything e
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -30,6 +31,27 @@ class RepositoryConfig(NamedTuple):
     gid: int
     groups: Sequence[int]
     """Uid, gid and supplementary groups of the session's user."""
+
+
+class StartConfig(NamedTuple):
+    """What the server needs to start the companion, and the policy. It comes before the rest, in a line of its own."""
+
+    source: str
+    policy: dict[str, Any]
+    source_identity: Sequence[int] | None = None
+    """Device and inode number of the directory that `mount` checked; None: not checked."""
+    companion: CompanionProgram | None = None
+    """None: the mount is served without a companion."""
+
+    def to_line(self) -> bytes:
+        """The configuration as one line of JSON."""
+        return json.dumps(self).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Self:
+        """Parse `to_line`. ValueError, TypeError: the text is no configuration."""
+        config = cls(*json.loads(line))
+        return config._replace(companion=config.companion and CompanionProgram(*config.companion))
 
 
 class SessionConfig(NamedTuple):
@@ -69,14 +91,17 @@ class SessionConfig(NamedTuple):
     repository: RepositoryConfig | None = None
     """None: the source has no repository."""
     companion: CompanionProgram | None = None
-    """None: the mount is served without a companion."""
+    """As in `StartConfig`."""
     transport: str = "kernel"
     packages: str | None = None
     """Directory from which the libfuse transport imports mfusepy."""
+    log: str = ""
+    """File that becomes the standard error of server and companion; empty: they keep theirs."""
     allow_other: bool = False
     user: int | None = None
     """Uid of the user of `mount --user`."""
     source_identity: Sequence[int] | None = None
+    """As in `StartConfig`."""
     mountpoint_identity: Sequence[int] | None = None
     """Device and inode number of the directory that `mount` checked; None: not checked."""
     keep_scratch: bool = False
@@ -88,6 +113,18 @@ class SessionConfig(NamedTuple):
     """Fields of each `audit.temp_cleanup.Stray` that killed sessions left in the source."""
     ready_fd: int | None = None
     """Descriptor to which the server writes `ready` or its error."""
+
+    @property
+    def start(self) -> StartConfig:
+        """The part that the server reads first."""
+        return StartConfig(self.source, self.policy, self.source_identity, self.companion)
+
+    def open_log(self) -> None:
+        """Make `log` the standard error. OSError."""
+        if self.log:
+            fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            os.dup2(fd, 2)
+            os.close(fd)
 
     def to_json(self) -> str:
         """The configuration as one JSON object."""

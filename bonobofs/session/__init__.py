@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from bonobofs.session.agent_shell import enter_shell
     from bonobofs.session.explanation import explain
     from bonobofs.session.files_explanation import PolicyInForce, in_force
-    from bonobofs.session.launcher import build
+    from bonobofs.session.launcher import ServerStart, build
     from bonobofs.session.mail_settings import WitnessReport, ask_witnesses
-    from bonobofs.session.mount_setup import MountedSession, MountRequest, prepare_foreground, start
+    from bonobofs.session.mount_setup import MountedSession, MountRequest, prepare_foreground, start, start_with
     from bonobofs.session.python_session import OpenSession, open_session
     from bonobofs.session.registration import ChosenPolicy, choose_policy, identity_of, note_on_audit
     from bonobofs.session.retention import (
@@ -56,9 +56,9 @@ _NAMES: Final = {
     "bonobofs.session.agent_shell": "enter_shell",
     "bonobofs.session.explanation": "explain",
     "bonobofs.session.files_explanation": "PolicyInForce in_force",
-    "bonobofs.session.launcher": "build",
+    "bonobofs.session.launcher": "ServerStart build",
     "bonobofs.session.mail_settings": "WitnessReport ask_witnesses",
-    "bonobofs.session.mount_setup": "MountedSession MountRequest prepare_foreground start",
+    "bonobofs.session.mount_setup": "MountedSession MountRequest prepare_foreground start start_with",
     "bonobofs.session.python_session": "OpenSession open_session",
     "bonobofs.session.registration": "ChosenPolicy choose_policy identity_of note_on_audit",
     "bonobofs.session.retention": (

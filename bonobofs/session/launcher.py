@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib.util
 import os
-import platform
 import re
 import select
 import signal
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, Self
 
 from bonobofs.errors import MountError, UsageError
-from bonobofs.ipc.session_config import CompanionProgram, SessionConfig
-from bonobofs.system import syscalls
+from bonobofs.ipc.session_config import CompanionProgram, SessionConfig, StartConfig
 from bonobofs.system.mount_probe import SECONDS_TO_ANSWER, read_mount
 from bonobofs.system.paths import is_within
 from bonobofs.system.processes import plain_environment, start_time
@@ -35,65 +34,114 @@ RUN = (
     "from importlib import import_module; code = import_module(sys.argv.pop(1)).main(); gc.freeze(); sys.exit(code)"
 )
 """Program that runs `main` of a module. Arguments: ROOT, the module, those of `main`."""
-# The parent exits at once and init adopts the server, so the process that mounts need not wait for it.
-_RUN_DETACHED = (
-    "import os, sys; os.fork() and os._exit(0); os.write(int(sys.argv.pop(1)), b'%d\\n' % os.getpid()); " + RUN
-)
 
 
-class ServerStart:
-    """A started server that waits for its configuration."""
+class Probe:
+    """A child process that reads a mount, with a timeout. It is started before the mount, because it takes a while."""
 
-    def __init__(self, log: Path, mountpoint: str) -> None:
-        self._log = log
-        self._ready, ready_end = os.pipe()
-        # The server waits for its configuration until session.json has its pid.
-        config, self._config = os.pipe()
-        self.ready_fd = ready_end
-        """Descriptor number, in the server, of the pipe on which it reports that it is ready."""
-        try:
-            with open(log, "ab", opener=_private) as errors:
-                subprocess.run(
-                    _command(_RUN_DETACHED, str(ready_end), ROOT, SERVER, mountpoint),
-                    stdin=config,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    pass_fds=(ready_end,),
-                    cwd="/",
-                    env=plain_environment(),
-                    start_new_session=True,
-                    check=True,
-                )
-        finally:
-            os.close(config)
-            os.close(ready_end)
-        self.pid = int(self._line())
-        self.starttime = start_time(self.pid) or 0
+    def __init__(self, mountpoint: str) -> None:
+        self._start("bonobofs.system.mount_probe", mountpoint)
+
+    def _start(self, module: str, *arguments: str, fds: tuple[int, ...] = ()) -> None:
+        self._process = subprocess.Popen(
+            _command(RUN, ROOT, module, *arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=fds,
+            cwd="/",
+            env=plain_environment(),
+            start_new_session=True,
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._ready)
-        if self._config >= 0:
-            os.close(self._config)
+        self._process.kill()
+        self._process.communicate()
+
+    def read(self) -> str:
+        """Read the mount. Return "" if it answers, else the error."""
+        try:
+            _, error = self._process.communicate(timeout=SECONDS_TO_START)
+        except subprocess.TimeoutExpired:
+            return "no answer in time"
+        return "" if self._process.returncode == 0 else os.fsdecode(error).strip() or "no answer in time"
+
+
+class ServerStart(Probe):
+    """A server that loads its modules and waits for its configuration. Its parent is the probe, which init replaces."""
+
+    def __init__(self, mountpoint: str) -> None:
+        self._ready, ready_end = os.pipe()
+        # The server waits for its configuration until session.json has its pid.
+        config, self._config = os.pipe()
+        self._errors: Final = os.memfd_create("bonobofs-errors")
+        self._is_configured = False
+        self.ready_fd = ready_end
+        """Descriptor number, in the server, of the pipe on which it reports that it is ready."""
+        fds = (config, ready_end, self._errors)
+        try:
+            self._start(SERVER, mountpoint, *map(str, fds), fds=fds)
+        finally:
+            os.close(config)
+            os.close(ready_end)
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_configured:
+            # The server is in the process group of the probe, and a signal reaches it also before it has its pid.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        super().__exit__()
+        for fd in (self._ready, self._config, self._errors):
+            os.close(fd)
+
+    @functools.cached_property
+    def process(self) -> tuple[int, int]:
+        """Pid and start time of the server. MountError: it has ended."""
+        try:
+            line = self._line()
+        except TimeoutError:
+            line = b""
+        if not line:
+            raise MountError(self._error_output() or "the server ended at once; run bonobofs doctor")
+        return int(line), start_time(int(line)) or 0
+
+    def begin(self, config: StartConfig) -> None:
+        """Send what the server needs to start the companion."""
+        self._send(config.to_line())
 
     def serve(self, config: SessionConfig) -> str:
         """Send the configuration. Return "" when the server is ready, else its error in one line."""
-        handle, self._config = self._config, -1
-        # A server that has ended does not read this. Its error is read below.
-        with contextlib.suppress(BrokenPipeError), os.fdopen(handle, "wb") as pipe:
-            pipe.write(config.to_json().encode())
+        self._is_configured = True
+        self._send(config.to_json().encode())
+        handle = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(handle, self._config, inheritable=False)  # closes the pipe
+        os.close(handle)
         try:
             said = os.fsdecode(self._line()).strip()
         except TimeoutError:
             return f"the server did not start in {SECONDS_TO_START:.0f} s; run bonobofs doctor"
         if said == "ready":
             return ""
-        return said.removeprefix("error: ") or self._error_output() or "the server ended at once; run bonobofs doctor"
+        return (
+            said.removeprefix("error: ")
+            or self._error_output(config.log)
+            or "the server ended at once; run bonobofs doctor"
+        )
 
-    def _error_output(self) -> str:
-        lines = os.fsdecode(self._log.read_bytes()).strip().splitlines()
+    def _send(self, data: bytes) -> None:
+        # A server that has ended does not read this. Its error is read later.
+        with contextlib.suppress(BrokenPipeError), os.fdopen(self._config, "wb", closefd=False) as pipe:
+            pipe.write(data)
+
+    def _error_output(self, log: str = "") -> str:
+        """Return the last line of the server's standard error, which is `log` once it has its configuration."""
+        text = os.pread(self._errors, os.fstat(self._errors).st_size, 0)
+        with contextlib.suppress(OSError):
+            text += Path(log).read_bytes()
+        lines = os.fsdecode(text).strip().splitlines()
         return lines[-1] if lines else ""
 
     def _line(self) -> bytes:
@@ -123,35 +171,6 @@ def companion_program(source: str, mountpoint: str, module: str = COMPANION) -> 
     writable = (Path(source), Path(mountpoint))
     safe = {str(each): None for each in directories if not any(is_within(each, one) for one in writable)}
     return CompanionProgram(module, list(safe))
-
-
-class Probe:
-    """A child process that reads a mount, with a timeout. It is started before the mount, because it takes a while."""
-
-    def __init__(self, mountpoint: str) -> None:
-        self._process: Final = subprocess.Popen(
-            _command(RUN, ROOT, "bonobofs.system.mount_probe", mountpoint),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            env=plain_environment(),
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def read(self) -> str:
-        """Read the mount. Return "" if it answers, else the error."""
-        try:
-            _, error = self._process.communicate(timeout=SECONDS_TO_START)
-        except subprocess.TimeoutExpired:
-            return "no answer in time"
-        return "" if self._process.returncode == 0 else os.fsdecode(error).strip() or "no answer in time"
 
 
 def is_dead(mountpoint: str) -> bool:
@@ -184,7 +203,7 @@ def exec_server(config: SessionConfig, earlier: list[str]) -> NoReturn:
     os.close(ready)
     os.set_inheritable(ready_end, True)
     stdin = os.memfd_create("bonobofs-config")
-    os.write(stdin, config._replace(ready_fd=ready_end).to_json().encode())
+    os.write(stdin, config.start.to_line() + config._replace(ready_fd=ready_end).to_json().encode())
     os.lseek(stdin, 0, os.SEEK_SET)
     os.dup2(stdin, 0)
     os.chdir("/")
@@ -192,10 +211,6 @@ def exec_server(config: SessionConfig, earlier: list[str]) -> NoReturn:
     sys.stderr.flush()
     command = _command(RUN, ROOT, SERVER, mountpoint)
     os.execve(command[0], command, plain_environment())
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _command(program: str, *arguments: str) -> list[str]:
@@ -259,7 +274,7 @@ def choose_transport(name: str) -> TransportChoice:
     """Return the named transport; for `auto`, the kernel transport if available. UsageError, MountError."""
     if name not in TRANSPORTS:
         raise UsageError(f"there is no transport {name!r}; use one of {', '.join(TRANSPORTS)}")
-    missing = lacks_kernel(platform.system(), platform.release())
+    missing = lacks_kernel(os.uname().sysname, os.uname().release)
     if name == "kernel" or (name == "auto" and not missing):
         return TransportChoice("kernel")
     absent = lacks_portable()
@@ -283,7 +298,9 @@ def lacks_portable() -> str:
     """Return what the portable transport lacks; "" if it can run."""
     if _packages() is None:
         return "needs the Python package mfusepy; install it: pip install mfusepy"
-    if syscalls.libfuse() is None:
+    from bonobofs.system.syscalls import libfuse  # noqa: PLC0415 - loads ctypes
+
+    if libfuse() is None:
         return "needs libfuse 3; install the package fuse3"
     return ""
 

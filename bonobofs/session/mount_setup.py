@@ -24,7 +24,7 @@ from bonobofs.audit.reader import trails_in
 from bonobofs.errors import BonobofsError, GitError, MountError, UsageError
 from bonobofs.git.branch_rules import identity, rules_of
 from bonobofs.git.session_repository import Author, Owner, build, keep_ended
-from bonobofs.ipc.session_config import RepositoryConfig, SessionConfig
+from bonobofs.ipc.session_config import RepositoryConfig, SessionConfig, StartConfig
 from bonobofs.policy.engine import Policy
 from bonobofs.policy.request import Principal
 from bonobofs.session import agent_shell, launcher, mount_checks
@@ -89,22 +89,28 @@ class MountedSession(NamedTuple):
 
 def start(home: Path, request: MountRequest) -> MountedSession:
     """Mount in the background and return when the mount answers. A failure undoes everything. BonobofsError."""
+    with launcher.ServerStart(str(request.mountpoint)) as server:
+        return start_with(server, home, request)
+
+
+def start_with(server: launcher.ServerStart, home: Path, request: MountRequest) -> MountedSession:
+    """As `start`, with a server that the caller has started."""
     with _mount_lock(home):
-        registered, config, earlier, notes = _prepare(home, request)
+        registered, config, earlier, notes = _prepare(home, request, server)
         session, mountpoint = registered.session, config.mountpoint
         covered = len(mounts.at(Path(mountpoint)))
         served = False
         try:
-            log = session_directory(home, session.session) / "server.log"
-            with launcher.ServerStart(log, mountpoint) as starting, launcher.Probe(mountpoint) as probe:
-                session = session._replace(pid=starting.pid, starttime=starting.starttime)
-                save(home, session)
-                failure = starting.serve(config._replace(ready_fd=starting.ready_fd))
-                if failure:
-                    raise MountError(failure)
-                served = True
-                note_ends(home, earlier)
-                failure = probe.read()
+            pid, starttime = server.process
+            session = session._replace(pid=pid, starttime=starttime)
+            save(home, session)
+            log = str(session_directory(home, session.session) / "server.log")
+            failure = server.serve(config._replace(ready_fd=server.ready_fd, log=log))
+            if failure:
+                raise MountError(failure)
+            served = True
+            note_ends(home, earlier)
+            failure = server.read()
             if failure:
                 raise MountError(
                     f"the mount on {mountpoint} did not answer ({failure}) and was unmounted; run bonobofs doctor"
@@ -127,15 +133,20 @@ def prepare_foreground(home: Path, request: MountRequest) -> tuple[MountedSessio
     # The mask survives exec and fork. A Ctrl-C stays pending until the server can unmount cleanly.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     with _mount_lock(home):
-        registered, config, earlier, notes = _prepare(home, request)
+        registered, config, earlier, notes = _prepare(home, request, None)
         pid = os.getpid()
         session = registered.session._replace(pid=pid, starttime=processes.start_time(pid))
         save(home, session)
         return MountedSession(session, notes, registered.policy.why), partial(launcher.exec_server, config, earlier)
 
 
-def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, SessionConfig, list[str], tuple[str, ...]]:
-    """Return the new session, its configuration, the earlier sessions whose end it records, and notes."""
+def _prepare(
+    home: Path, request: MountRequest, server: launcher.ServerStart | None
+) -> tuple[RegisteredSession, SessionConfig, list[str], tuple[str, ...]]:
+    """Return the new session, its configuration, the earlier sessions whose end it records, and notes.
+
+    The server starts the companion as soon as source and mountpoint are checked and the policy is loaded.
+    """
     transport = launcher.choose_transport(request.transport)
     source, mountpoint = (
         mount_checks.resolve(path, what, allow_writable_parents=request.allow_writable_parents)
@@ -146,6 +157,7 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
     policy = choose_policy(home, request.policy, request.policy_of or source, store=True)
     if request.observe:
         policy = policy.observing()
+    start_config = _begin(server, source, mountpoint, request.companion, policy.plain)
     notes += _note_processes(mountpoint) + _also_mounted(home, source)
     notes += tuple(f"A session cannot be read: {error}." for error in unreadable(home).values())
     scratch_dir.remove_stale(home)
@@ -196,13 +208,13 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
         policy_file=str(policy.file),
         tracked=registered.tracked.paths,
         repository=repository,
-        companion=launcher.companion_program(session.source, str(mountpoint), request.companion),
+        companion=start_config.companion,
         transport=transport.name,
         packages=transport.packages,
         allow_other=request.allow_other or guest is not None,
         user=None if guest is None else guest.uid,
         umask=_umask(),
-        source_identity=_identity(source),
+        source_identity=start_config.source_identity,
         mountpoint_identity=_identity(mountpoint),
         keep_scratch=request.keep_scratch,
         observe=request.observe,
@@ -210,6 +222,17 @@ def _prepare(home: Path, request: MountRequest) -> tuple[RegisteredSession, Sess
         strays=temp_cleanup.strays_of(home, source),
     )
     return registered, config, earlier, notes
+
+
+def _begin(
+    server: launcher.ServerStart | None, source: Path, mountpoint: Path, companion: str, policy: dict[str, Any]
+) -> StartConfig:
+    """Let the server start the companion, and compile the policy. Return what it was sent. MountError."""
+    program = launcher.companion_program(str(source), str(mountpoint), companion)
+    config = StartConfig(str(source), policy, _identity(source), program)
+    if server is not None:
+        server.begin(config)
+    return config
 
 
 def _repository(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from bonobofs.fuse import cpu_latency
+from bonobofs.ipc.session_config import SessionConfig, StartConfig
+from bonobofs.session.launcher import ServerStart
 from bonobofs.system import processes
+from tests.support.commands import bonobofs
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.wait import until
 from tests.support.world import ROOT
@@ -129,3 +133,56 @@ def test_ordinary_work_logs_nothing(world: Place) -> None:
     world.umount()
     assert not processes.is_alive(world.session.pid, world.session.starttime)
     assert (world.home / "sessions" / world.session.session / "server.log").read_text() == ""
+
+
+@pytest.fixture
+def mountpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "mountpoint"
+    path.mkdir()
+    return path
+
+
+def _processes_of(mountpoint: Path) -> list[int]:
+    """The processes that name the mountpoint in their command."""
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            found += [int(pid)] if os.fsencode(mountpoint) in words else []
+    return found
+
+
+def test_a_mount_that_is_refused_leaves_no_process(source: Path, mountpoint: Path) -> None:
+    """The server is started before the checks."""
+    refused = bonobofs("mount", source, mountpoint, "--policy", "absent.toml")
+    assert refused.returncode == 1
+    assert "there is no policy file" in refused.stderr
+    until(lambda: not _processes_of(mountpoint), "the server and the probe have ended")
+
+
+KILLED = """
+import os, sys
+from bonobofs.session.launcher import ServerStart
+print(*ServerStart(sys.argv[1]).process, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_server_ends_when_the_command_that_started_it_is_killed(mountpoint: Path) -> None:
+    """It has no configuration then, and no other process would end it."""
+    command = [sys.executable, "-c", KILLED, str(mountpoint)]
+    killed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    pid, starttime = map(int, killed.stdout.split())
+    assert processes.wait_for_end(pid, starttime, 30)
+    until(lambda: not _processes_of(mountpoint), "the probe has ended")
+
+
+def test_an_error_before_the_configuration_is_reported(source: Path, mountpoint: Path) -> None:
+    """The server has no log until it has its configuration."""
+    required = SessionConfig._fields[: -len(SessionConfig._field_defaults)]
+    config = SessionConfig(**dict.fromkeys(required, ""))  # type: ignore[arg-type] # it is not read
+    with ServerStart(str(mountpoint)) as server:
+        assert processes.is_alive(*server.process)
+        server.begin(StartConfig(str(source), {"protect": 0}))
+        assert server.serve(config).startswith("TypeError")
+    until(lambda: not _processes_of(mountpoint), "the server has ended")

@@ -236,7 +236,7 @@ def served(module: str, *arguments: str | Path, source: Path, home: Path, place:
     ):
         os.close(ready_end)
         assert server.stdin is not None
-        server.stdin.write(config._replace(ready_fd=ready_end).to_json().encode())
+        server.stdin.write(config.start.to_line() + config._replace(ready_fd=ready_end).to_json().encode())
         server.stdin.close()
         with open(ready, "rb") as word:
             assert word.read() == b"ready\n"
