@@ -7,10 +7,14 @@ import io
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from bonobofs.system.terminal import escape
+
+_PATIENCE: Final = 1.0
+"""Seconds of a wait after which a terminal shows a spinner."""
 
 
 def say(text: str, colour: str = "") -> None:
@@ -67,14 +71,24 @@ def paged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """On a terminal, show a spinner with the text during a `with` block."""
+    """On a terminal, show a spinner with the text while a `with` block takes longer than a second."""
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console  # noqa: PLC0415 - importing Rich takes longer than most commands run
+    with contextlib.ExitStack() as stack:
 
-    with Console(stderr=True).status(escape(text)):
-        yield
+        def show() -> None:
+            from rich.console import Console  # noqa: PLC0415 - importing Rich takes a third of the time of a mount
+
+            stack.enter_context(Console(stderr=True).status(escape(text)))
+
+        timer = threading.Timer(_PATIENCE, show)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
 
 
 _Item = TypeVar("_Item")
