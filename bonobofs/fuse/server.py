@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from time import CLOCK_BOOTTIME, clock_gettime
@@ -415,7 +416,8 @@ class ReadyPipe:
         """Send `ready` or an error, and close the pipe; further lines are dropped."""
         fd, self._fd = self._fd, None
         if fd is not None:
-            os.write(fd, f"{line}\n".encode("utf-8", "surrogateescape"))
+            with suppress(BrokenPipeError):  # `mount` was killed; the session is served, and `umount` ends it
+                os.write(fd, f"{line}\n".encode("utf-8", "surrogateescape"))
             os.close(fd)
 
 

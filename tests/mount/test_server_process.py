@@ -177,6 +177,33 @@ def test_a_server_ends_when_the_command_that_started_it_is_killed(mountpoint: Pa
     until(lambda: not _processes_of(mountpoint), "the probe has ended")
 
 
+KILLED_LATE = """
+import os, sys
+from pathlib import Path
+from bonobofs import session
+
+class Dying(session.ServerStart):
+    def serve(self, config):
+        assert self.process
+        self._line = lambda: os.kill(os.getpid(), 9)
+        return super().serve(config)
+
+home, source, mountpoint = map(Path, sys.argv[1:])
+with Dying(str(mountpoint)) as server:
+    session.start_with(server, home, session.MountRequest(source, mountpoint, agent="ann"))
+"""
+
+
+def test_a_mount_is_served_although_its_command_was_killed(home: Path, source: Path, mountpoint: Path) -> None:
+    """Its server reports to a pipe that no process reads. It must not end and leave a dead mount."""
+    subprocess.run([sys.executable, "-c", KILLED_LATE, home, source, mountpoint], cwd=ROOT, check=False)
+    until(lambda: list((home / "sessions").glob("*/live.json")), "the mount is made")
+    assert (mountpoint / ".bonobofs/policy.md").read_text()
+    assert bonobofs("umount", mountpoint).stdout == f"{mountpoint}: unmounted\n"
+    until(lambda: not _processes_of(mountpoint), "the server has ended")
+    assert "crashed" not in bonobofs("audit", "verify").stdout
+
+
 def test_an_error_before_the_configuration_is_reported(source: Path, mountpoint: Path) -> None:
     """The server has no log until it has its configuration."""
     required = SessionConfig._fields[: -len(SessionConfig._field_defaults)]
