@@ -6,7 +6,6 @@ so that no query hides the damage. `audit.verify` reports the kind of damage.
 
 from __future__ import annotations
 
-import csv
 import heapq
 import json
 import os
@@ -167,6 +166,8 @@ def export_csv(entries: Iterable[AuditEntry], out: TextIO) -> None:
     `escape` escapes each text. An apostrophe precedes a text that a spreadsheet would run as a formula. The JSON export
     has the exact text.
     """
+    import csv  # noqa: PLC0415 - only an export needs it
+
     writer = csv.writer(out)
     writer.writerow(FIELDS)
     for entry in entries:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from bonobofs.errors import BonobofsError, reason
-from bonobofs.policy.decision import Refused
 
 INTERRUPTED = 130
 _CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe has ended, as in `bonobofs audit export | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (BonobofsError, Refused) as error:
+    except BonobofsError as error:
         _print_error(reason(error))
         return error.exit_code
     except ModuleNotFoundError as error:
@@ -54,6 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     except Exception as error:  # noqa: BLE001 - an unforeseen error is one line and a diagnostic
+        from bonobofs.policy.decision import Refused  # noqa: PLC0415 - few commands load the policy
+
+        if isinstance(error, Refused):
+            _print_error(reason(error))
+            return error.exit_code
         text = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         _print_error(f"unforeseen error: {text}; {_write_diagnostic()}")
         return 1

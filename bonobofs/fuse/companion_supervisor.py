@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -200,7 +199,9 @@ def _run_program(
         sys.path += program.packages
         status = import_module(program.module).main(channel)
     except BaseException:  # noqa: BLE001 - an exception must not reach the server's frames, which lie above this one
-        traceback.print_exc()
+        from traceback import print_exc  # noqa: PLC0415 - the server waits while it loads
+
+        print_exc()
     finally:
         sys.stderr.flush()
         os._exit(status)

@@ -7,7 +7,6 @@ both processes at the same time.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from importlib import import_module
@@ -44,7 +43,6 @@ def main() -> int:
     from bonobofs.fuse.server import serve  # noqa: PLC0415 - after the start of the companion
 
     policy = compile_policy(first.policy)
-    gc.collect()
     text = sys.stdin.read()
     if not text:
         return 0

@@ -242,7 +242,7 @@ class MountServer:
         self._ready.send("ready")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         # No request may leave reference cycles (tests/attacks/test_server_memory.py): a collection with 100,000 nodes
-        # stops the mount for tens of milliseconds. The garbage of the imports was collected before the configuration.
+        # stops the mount for tens of milliseconds. The imports leave some 500 objects of garbage.
         gc.freeze()
         gc.disable()
         try:
