@@ -38,18 +38,17 @@ def main(arguments: list[str] | None = None) -> int:
     os.umask(0o022)
     try:
         if options.list:
-            rows = ROWS | {name: title for name, (title, _) in table.PARTS.items()}
-            print("\n".join(f"{name:12} {title}" for name, title in rows.items()))
+            print("\n".join(f"{name:18} {title}" for name, title in (ROWS | table.PARTS).items()))
             return 0
         results = json.loads(options.show.read_text()) if options.show else _measure(options)
         _hand_out(results, options)
+        return int(table.failed(results))
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("bench: interrupted; mounts and directories are removed", file=sys.stderr)
         return 130
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,12 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--rounds", type=int, default=3, metavar="N", help="rounds over all workloads and worlds (3)")
     add(
-        "--only",
         "--rows",
         default="",
         metavar="ROW,…",
-        help="rows or workloads, see --list; also decision, log, index, git, beads, memory, mount, why, history, "
-        "help, parallel",
+        help="rows of --list, workloads, or the groups git, memory and parallel (all but the slow memory-million)",
     )
     add("--worlds", default=",".join(WORLDS), metavar="WORLD,…", help=f"of {', '.join(WORLDS)}; native always")
     add("--tree", action="append", metavar="TREE", help="generated, stdlib or a directory; repeatable (generated)")
@@ -78,13 +75,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     worlds = _worlds(options.worlds)
-    rows, parts = _chosen(options.only, worlds)
+    rows, parts = _chosen(options.rows, worlds)
     users = [_user(name) for name in options.user or [str(os.geteuid())]]
     if any(user.pw_uid != os.geteuid() for user in users) and os.geteuid() != 0:
         raise BenchError("only root can measure as another user: run it as that user instead")
     tools = {"git", *worlds} | ({"rg"} & set(rows)) | ({"fusermount3"} if len(worlds) > 1 else set())
     peers.install_tools(tools & set(peers.TOOLS))
-    python = peers.for_bonobofs(peers.interpreter(users), CHECKOUT, users)
+    also = ["pytest-xdist"] if "parallel-pytest" in parts else []
+    python = peers.for_bonobofs(peers.interpreter(users), CHECKOUT, users, also)
     loopback_python = peers.environment(python, [peers.MFUSEPY]) if "mfusepy" in worlds else ""
     results: dict[str, Any] = {
         "versions": peers.versions([*worlds[1:], *sorted(tools & {"git", "rg"})], loopback_python, CHECKOUT),
@@ -114,15 +112,16 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-def _chosen(only: str, worlds: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The rows and the parts of bonobofs that are asked for; all of them unless `--only` names some."""
-    names = [name for name in only.split(",") if name]
-    for group in {"git", "parallel"} & set(names):  # all of its parts
-        names = [*(name for name in names if name != group), *(p for p in table.PARTS if p.startswith(f"{group}-"))]
-    if unknown := set(names) - set(ROWS) - set(WORKLOADS) - set(table.PARTS):
-        raise BenchError(f"no row or workload {', '.join(sorted(unknown))}: see scripts/bench --list")
+def _chosen(rows: str, worlds: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The rows and the parts of bonobofs that `--rows` names; without it, all but the slow ones."""
+    names = [name for name in rows.split(",") if name]
     if not names:
-        return tuple(ROWS), tuple(table.PARTS) if "bonobofs" in worlds else ()
+        parts = tuple(name for name in table.PARTS if name not in table.SLOW)
+        return tuple(ROWS), parts if "bonobofs" in worlds else ()
+    for group in {"git", "memory", "parallel"} & set(names):  # all of its parts
+        names += [part for part in table.PARTS if part.startswith(f"{group}-") and part not in table.SLOW]
+    if unknown := set(names) - set(ROWS) - set(WORKLOADS) - set(table.PARTS) - {"git", "parallel"}:
+        raise BenchError(f"no row or workload {', '.join(sorted(unknown))}: see scripts/bench --list")
     groups = {row for name in names if name in WORKLOADS for row in WORKLOADS[name].rows}
     return tuple(row for row in ROWS if row in groups or row in names), tuple(m for m in table.PARTS if m in names)
 

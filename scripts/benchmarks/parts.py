@@ -2,26 +2,27 @@
 and loads at the same time.
 
 Usage: python -m benchmarks.parts decision|log|index|git-…|beads|memory|…, with the plan as JSON on standard input.
-It prints one number.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns
+from typing import Any
 
-from benchmarks import git_commands, parallel
-from benchmarks.plan import CHANGES, INDEXED, ISSUES, RECORDS, RULES, WALKED_FILES, Plan
+from benchmarks import git_commands, memory, parallel
+from benchmarks.plan import CHANGES, INDEXED, ISSUES, RECORDS, RULES, BenchError, Plan
 from benchmarks.worlds import POLICY, bonobofs
 from bonobofs.audit.index import AuditIndex
 from bonobofs.audit.index_store import IndexTables, sqlite_engine
@@ -153,28 +154,6 @@ def beads(plan: Plan) -> float:
     return statistics.median(passes)
 
 
-def memory(plan: Plan) -> float:
-    """Resident megabytes of the serving process after a walk over 100,000 files."""
-    many = plan.source / "many"
-    for number in range(plan.count(WALKED_FILES)):
-        directory = many / f"d{number // 100}"
-        if number % 100 == 0:
-            directory.mkdir(parents=True)
-        (directory / f"file_{number}").touch()
-    try:
-        with bonobofs(plan) as root:
-            subprocess.run(["find", str(root / "many"), "-size", "+0"], check=True, stdout=subprocess.DEVNULL)
-            status = subprocess.run(
-                [plan.python, "-m", "bonobofs", "status", "--json"], check=True, capture_output=True, text=True
-            )
-            server = next(mount["pid"] for mount in json.loads(status.stdout) if mount["mountpoint"] == str(root))
-            lines = Path(f"/proc/{server}/status").read_text().splitlines()
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(many)
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024 / 1e6
-
-
 def _command_ms(plan: Plan, *arguments: str) -> float:
     """Milliseconds of one command."""
     started = perf_counter_ns()
@@ -216,7 +195,7 @@ def command_help(plan: Plan) -> float:
     return statistics.median(_command_ms(plan, "mount", "--help") for _ in range(2 * PASSES))
 
 
-PARTS: dict[str, Callable[[Plan], float]] = {
+PARTS: dict[str, Callable[[Plan], Any]] = {
     "decision": decision,
     "log": log,
     "index": index,
@@ -226,16 +205,30 @@ PARTS: dict[str, Callable[[Plan], float]] = {
     "git-switch": git_commands.switch,
     "git-delay": git_commands.delay,
     "beads": beads,
-    "memory": memory,
+    "memory": memory.walked,
+    "memory-names": memory.by_names,
+    "memory-million": memory.million,
     "mount": mount,
     "why": why,
     "history": history,
     "help": command_help,
-    "parallel-tar": parallel.tar,
-    "parallel-make": parallel.make,
-    "parallel-pytest": parallel.pytest,
-    "parallel-readers": parallel.readers,
+    **{name: partial(parallel.measure, name=name) for name in parallel.LOADS},
+    "parallel-sessions": parallel.sessions,
 }
 
+
+def main(name: str) -> int:
+    """Print the figure of a part as JSON, or why it could not be measured."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        figure = {"figure": PARTS[name](Plan.from_json(sys.stdin.read()))}
+    except (BenchError, OSError, subprocess.CalledProcessError) as error:
+        figure = {"failure": str(error)}
+    except KeyboardInterrupt:
+        return 130
+    print(json.dumps(figure))
+    return 0
+
+
 if __name__ == "__main__":
-    print(PARTS[sys.argv[1]](Plan.from_json(sys.stdin.read())))
+    sys.exit(main(sys.argv[1]))

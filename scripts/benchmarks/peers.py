@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.plan import BenchError
@@ -42,10 +43,11 @@ def interpreter(users: list[pwd.struct_passwd]) -> str:
     raise BenchError("no Python 3.11 that all users can run: install python3 and python3-venv")
 
 
-def for_bonobofs(python: str, checkout: Path, users: list[pwd.struct_passwd]) -> str:
-    """PYTHON itself where it has what pyproject.toml asks for, else an environment made from it."""
+def for_bonobofs(python: str, checkout: Path, users: list[pwd.struct_passwd], also: Sequence[str] = ()) -> str:
+    """PYTHON itself if it has the dependencies of pyproject.toml and `also`, else an environment made from it."""
     project = checkout / "pyproject.toml"
     needs = tomllib.loads(project.read_text())["project"].get("dependencies", []) if project.exists() else []
+    needs = [*needs, *also]
     names = [re.split(r"[^A-Za-z0-9._-]", need, maxsplit=1)[0] for need in needs]
     check = f"import importlib.metadata as m; [m.version(name) for name in {names}]"
     if all(_runs(python, check, user) for user in users):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ from benchmarks.workloads import ROWS
 
 README_ROWS = ("rg", "status", "open", "write", "create", "untar")
 """The rows that README.md shows."""
-BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
-PARTS = {
+SINGLE = {
     "decision": ("One decision under 1,000 rules on distinct paths, nothing cached", "{:.2f} us"),
     "log": ("One change in the log, intent and outcome", "{:.2f} us"),
     "index": ("Entries of the record taken into the index (SQLite) in a second", "{:,.0f}"),
@@ -28,12 +28,40 @@ PARTS = {
     "why": ("`bonobofs why`", "{:.0f} ms"),
     "history": ("`bonobofs history` of one path among 1,000,000 changes", "{:.0f} ms"),
     "help": ("`bonobofs mount --help`", "{:.0f} ms"),
-    "parallel-tar": ("Four `tar -x` at once, by one after another", "{:.2f} times"),
-    "parallel-make": ("`make -j2` of a C project, by `make -j1`", "{:.2f} times"),
-    "parallel-pytest": ("pytest with two workers, by one worker", "{:.2f} times"),
-    "parallel-readers": ("Two `grep -r` of cold trees at once, by one after another", "{:.2f} times"),
 }
+"""Figures that are one number: title, and the number with its unit."""
+PARALLEL = {
+    "parallel-tar": "four `tar -x`",
+    "parallel-make": "`make -j2` of a C project, by `make -j1`",
+    "parallel-cargo": "`cargo build -j2` of a workspace, by `-j1`",
+    "parallel-npm": "two `npm install` of local archives",
+    "parallel-pytest": "pytest with two workers, by one worker",
+    "parallel-readers": "two `grep -r` of cold trees of 4,000 small files",
+    "parallel-sessions": "16 mounts, a cold `grep -r` in each, by one alone and by processor",
+}
+"""Loads that run at the same time."""
+MEMORY = {
+    "memory-names": "ten walks over 100,000 files, each forgotten before the next",
+    "memory-million": "one walk over 1,000,000 files",
+}
+"""Memory by the number of names."""
+PARTS = {name: title for name, (title, _) in SINGLE.items()} | PARALLEL | MEMORY
+SLOW = ("memory-million",)
+"""Parts that only `--rows` measures."""
 Run = dict[str, Any]
+
+
+def title_of(name: str) -> str:
+    return PARTS[name]
+
+
+def figure_of(name: str, figure: Any) -> str:
+    """One part in a line."""
+    if name in SINGLE:
+        return SINGLE[name][1].format(figure)
+    if name in PARALLEL:
+        return ", ".join(f"{world} {value:.2f}" for world, value in figure.items())
+    return ", ".join(f"{names:,.0f}: {walked:.0f}, {forgotten:.0f} MB" for names, walked, forgotten in figure)
 
 
 def ratio(run: Run, row: str, world: str) -> float:
@@ -51,30 +79,81 @@ def geometric_mean(run: Run, world: str) -> float:
 
 def markdown(results: dict[str, Any]) -> str:
     """One table for each tree and user, what was measured on, and the parts by themselves."""
-    texts = [_about(results)]
-    for run in results["runs"]:
-        if run["times"]:
-            texts.append(_table(run, results["worlds"]))
-        texts += [": ".join(PARTS[name]).format(value) + "." for name, value in run["parts"].items()]
-    return "\n\n".join(texts) + "\n"
+    texts = [text for text in _sections(results).values() if text]
+    failures = [
+        f"Not measured: {name}: {reason}" for run in results["runs"] for name, reason in run["failures"].items()
+    ]
+    return "\n\n".join([_about(results), *texts, *failures]) + "\n"
+
+
+def failed(results: dict[str, Any]) -> bool:
+    """Whether a row could not be measured."""
+    return any(run["failures"] for run in results["runs"])
 
 
 def update(checkout: Path, results: dict[str, Any]) -> None:
-    """Replace the figures of docs/figures.md, and the rows of README.md. Figures of a reduced run are not published."""
+    """Replace the sections of docs/figures.md that were measured as a whole, and the rows of README.md.
+
+    Figures of a reduced run are not published.
+    """
     if results["scale"] < 1 or results["rounds"] < 3:
         raise BenchError("--update-docs needs full size (--scale 1) and at least --rounds 3")
-    _replace(checkout / "docs" / "figures.md", markdown(results))
-    run = next(run for run in results["runs"] if run["times"])
-    run = {**run, "times": {row: run["times"][row] for row in README_ROWS}}
-    _replace(checkout / "README.md", "\n".join(_rows(run, results["worlds"])) + "\n")
+    page = checkout / "docs" / "figures.md"
+    sections, first = _sections(results), results["runs"][0]
+    whole = {
+        "figures": all(set(ROWS) <= set(run["times"]) for run in results["runs"]),
+        "single figures": set(SINGLE) <= set(first["parts"]),
+        "loads at once": set(PARALLEL) <= set(first["parts"]),
+        "memory": set(MEMORY) - set(SLOW) <= set(first["parts"]),
+    }
+    for name, text in sections.items():
+        if whole[name]:
+            _replace(page, name, f"{_about(results)}\n\n{text}\n")
+        elif text:
+            print(f"bench: {page} keeps its section {name}: not all of its rows were measured", file=sys.stderr)
+    if whole["figures"]:
+        run = {**first, "times": {row: first["times"][row] for row in README_ROWS}}
+        _replace(checkout / "README.md", "figures", "\n".join(_rows(run, results["worlds"])) + "\n")
 
 
-def _replace(page: Path, figures: str) -> None:
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+def _sections(results: dict[str, Any]) -> dict[str, str]:
+    """The text of each section; empty if none of its rows was measured."""
+    runs = results["runs"]
+    parts: dict[str, Any] = {name: figure for run in runs for name, figure in run["parts"].items()}
+    return {
+        "figures": "\n\n".join(_table(run, results["worlds"]) for run in runs if run["times"]),
+        "single figures": "\n".join(
+            ["| part | figure |", "|---|---|"] * bool(set(SINGLE) & set(parts))
+            + [f"| {SINGLE[name][0]} | {figure_of(name, parts[name])} |" for name in SINGLE if name in parts]
+        ),
+        "loads at once": "\n".join(_parallel(parts)),
+        "memory": "\n\n".join(_memory(name, parts[name]) for name in MEMORY if name in parts),
+    }
+
+
+def _parallel(parts: dict[str, Any]) -> list[str]:
+    rows = [
+        f"| {title} | {parts[name]['bonobofs']:.2f} | {parts[name]['native']:.2f} | {parts[name]['cpu']:.2f} |"
+        for name, title in PARALLEL.items()
+        if name in parts
+    ]
+    head = "| at once, by one after another | time, bonobofs | time, native | processor time, bonobofs |"
+    return [head, "|---|---|---|---|", *rows] if rows else []
+
+
+def _memory(name: str, rows: list[list[float]]) -> str:
+    lines = [f"| {names:,.0f} | {walked:.0f} MB | {forgotten:.0f} MB |" for names, walked, forgotten in rows]
+    head = ["| names walked | resident after the walk | after the kernel has forgotten them |", "|---|---|---|"]
+    return "\n".join([f"**{MEMORY[name].capitalize()}**", "", *head, *lines])
+
+
+def _replace(page: Path, section: str, figures: str) -> None:
+    start, stop = f"<!-- {section} -->", f"<!-- /{section} -->"
+    before, begin, rest = page.read_text().partition(start)
+    _, end, after = rest.partition(stop)
     if not (begin and end):
-        raise BenchError(f"{page} has no line {BEGIN} followed by {END}: add both where the table belongs")
-    page.write_text(f"{before}{BEGIN}\n{figures}{END}{after}")
+        raise BenchError(f"{page} has no line {start} followed by {stop}: add both where the table belongs")
+    page.write_text(f"{before}{start}\n{figures}{stop}{after}")
 
 
 def _about(results: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import select
@@ -95,7 +96,7 @@ def _served_by(command: Callable[[Plan], list[str]]) -> World:
         with plan.complaints.open("ab") as complaints:
             server = subprocess.Popen(command(plan), stdin=subprocess.DEVNULL, stdout=complaints, stderr=complaints)
         try:
-            _await_mount(plan, server)
+            _await_mount(plan, server, plan.mountpoint)
             yield plan.mountpoint
         finally:
             unmount(plan.mountpoint)
@@ -105,12 +106,14 @@ def _served_by(command: Callable[[Plan], list[str]]) -> World:
 
 
 @contextlib.contextmanager
-def bonobofs(plan: Plan) -> Iterator[Path]:
+def bonobofs(plan: Plan, mountpoint: Path | None = None) -> Iterator[Path]:
     """Policy and log on, as always; `bonobofs umount` returns when the session is settled."""
+    mountpoint = mountpoint or plan.mountpoint
+    mountpoint.mkdir(exist_ok=True)
     plan.policy.write_text(POLICY)
     program = [plan.python, "-m", "bonobofs"]
     with plan.complaints.open("ab") as complaints:
-        mount = [*program, "mount", str(plan.source), str(plan.mountpoint)]
+        mount = [*program, "mount", str(plan.source), str(mountpoint)]
         command = subprocess.Popen(
             [*mount, "--agent", "bench", "--role", "bench", "--policy", str(plan.policy)],
             stdin=subprocess.DEVNULL,
@@ -118,12 +121,19 @@ def bonobofs(plan: Plan) -> Iterator[Path]:
             stderr=complaints,
         )
         try:
-            _await_mount(plan, command)
-            yield plan.mountpoint
+            _await_mount(plan, command, mountpoint)
+            yield mountpoint
         finally:
-            subprocess.run([*program, "umount", str(plan.mountpoint)], stdout=complaints, stderr=complaints)
-            unmount(plan.mountpoint)
+            subprocess.run([*program, "umount", str(mountpoint)], stdout=complaints, stderr=complaints)
+            unmount(mountpoint)
             _end(command)
+
+
+def server_of(mountpoint: Path, plan: Plan) -> int:
+    """Return the process id of the server of a mount of bonobofs."""
+    command = [plan.python, "-m", "bonobofs", "status", "--json"]
+    status = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return next(int(mount["pid"]) for mount in status if mount["mountpoint"] == str(mountpoint))
 
 
 World = Callable[[Plan], contextlib.AbstractContextManager[Path]]
@@ -160,18 +170,18 @@ def unmount(directory: Path) -> None:
         print(f"left mounted: {' '.join(left)}", file=sys.stderr)
 
 
-def _await_mount(plan: Plan, server: subprocess.Popen[bytes]) -> None:
+def _await_mount(plan: Plan, server: subprocess.Popen[bytes], mountpoint: Path) -> None:
     """Return when the mount point is mounted and answers. The kernel reports changes of the mount table to poll()."""
     waited = 0.0
     with open("/proc/self/mountinfo") as table:
         change = select.poll()
         change.register(table, select.POLLERR | select.POLLPRI)
-        while not mounts_below(plan.mountpoint):
+        while not mounts_below(mountpoint):
             if server.poll() not in (None, 0) or waited > PATIENCE:
                 raise BenchError(f"no mount came of {' '.join(map(str, server.args))}: see {tail(plan)}")  # type: ignore[arg-type]
             change.poll(100)
             waited += 0.1
-    os.stat(plan.mountpoint)
+    os.stat(mountpoint)
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:

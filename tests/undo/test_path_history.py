@@ -18,7 +18,7 @@ from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import read
 from bonobofs.audit.trail_storage import compress
 from bonobofs.audit.writer import Trail, TrailIdentity
-from bonobofs.session import undo_service
+from bonobofs.session import change_history, undo_service
 from bonobofs.state.home import head_path, trail_path
 from bonobofs.undo.changes import Change, Selection, change_id, changes_of
 from bonobofs.undo.difference import differences
@@ -77,7 +77,7 @@ def assert_same(home: Path, names: list[str], paths: tuple[str, ...], mosts: tup
 
 def assert_same_differences(home: Path, source: Path, rng: random.Random) -> None:
     """`diff --path` and `show` say what they say with all changes of the source at hand."""
-    images, changes = undo_service.images_of(home, str(source)), undo_service.changes_of_source(home, str(source))
+    images, changes = change_history.images_of(home, str(source)), undo_service.changes_of_source(home, str(source))
     for path in PATHS:
         selected = Selection(path=path, since=rng.choice((None, rng.choice(changes).entry.timestamp)))
         expected = differences(source, images, [each for each in changes if each in selected], changes)

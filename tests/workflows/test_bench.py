@@ -27,7 +27,7 @@ def work(tmp_path: Path) -> Path:
 def test_bench_measures_both_worlds_and_leaves_no_mount(work: Path, tmp_path: Path) -> None:
     """One round of a reading and a writing row gives a table and every single time."""
     kept = tmp_path / "figures.json"
-    done = bench("--only", "open,create", "--worlds", "native,bonobofs", "--json", str(kept), work=work)
+    done = bench("--rows", "open,create", "--worlds", "native,bonobofs", "--json", str(kept), work=work)
     assert done.returncode == 0, done.stderr
     assert "| open(ro)+close p50 |" in done.stdout
     (run,) = json.loads(kept.read_text())["runs"]
@@ -41,7 +41,7 @@ def test_bench_measures_both_worlds_and_leaves_no_mount(work: Path, tmp_path: Pa
 
 def test_bench_refuses_an_unknown_row_or_world(work: Path) -> None:
     """One line, before it creates any file."""
-    for arguments in (("--only", "opne"), ("--worlds", "native,zfs")):
+    for arguments in (("--rows", "opne"), ("--worlds", "native,zfs")):
         done = bench(*arguments, work=work)
         assert done.returncode == 1
         assert done.stderr.startswith("bench: no ")
