@@ -127,7 +127,7 @@ class DirOps:
                 return _DOT_ENTRY if is_private else self._layers.upper_entry(upper_dir, name)
             if node.layer is not Layer.SOURCE and self._mirror.update_mirrored(node, name):
                 return _DOT_ENTRY  # each lookup updates it
-            return self._mount.entry(node, name, os.stat(name, dir_fd=node.fd, follow_symlinks=False))
+            return self._mount.listed_entry(node, name, os.stat(name, dir_fd=node.fd, follow_symlinks=False))
         except OSError:
             return _DOT_ENTRY
 

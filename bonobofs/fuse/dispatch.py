@@ -109,6 +109,8 @@ class Operations:
         self._mirror.follow_branches()
         self.mount.source.read_mounts()
         self.mount.source.close_idle()
+        if self.mount.inodes.shrink():
+            self.mount.own_effects.compact()
         self.mount.overlay.store.close_idle()
         for store in self._stores:
             store.close_idle()

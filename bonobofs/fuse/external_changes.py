@@ -8,6 +8,7 @@ Otherwise the change counts as external: the kernel's caches are invalidated, an
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import time
@@ -16,7 +17,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from bonobofs.fuse.fd_cache import FdCache
-from bonobofs.fuse.inode_table import UNKNOWN, InodeTable, Node
+from bonobofs.fuse.inode_table import UNKNOWN, InodeTable, ListedFile, Node
 from bonobofs.policy.decision import Layer
 from bonobofs.system import watcher_events
 from bonobofs.system.watcher_events import BEGAN, GONE, MADE, MODIFIED, reachable
@@ -66,6 +67,15 @@ class OwnEffects:
             self._fingerprints.rotate()
             self._rotated = time_ns()
 
+    def compact(self) -> None:
+        """Move the values together in memory, after many nodes were forgotten.
+
+        A single value in a block of 1 MB keeps the allocator from returning it, and all blocks of a walk have some.
+        """
+        self._names.compact(lambda key: (key[0] + 0, b"%b" % key[1]))
+        self._fingerprints.compact(lambda ino: ino + 0)
+        gc.collect()  # it empties the interpreter's own free lists
+
     def note_name(self, directory: int, name: bytes, ino: int) -> None:
         """Record that the mount has made a name in the directory of this inode number lead to `ino`; 0: removed it."""
         self._names.put((directory, name), ino)
@@ -110,6 +120,12 @@ class _Recent(Generic[Key]):
         """Drop the values from before the last rotation."""
         self._old, self._new = self._new, {}
 
+    def compact(self, copy: Callable[[Key], Key]) -> None:
+        """Replace all keys and values by copies."""
+        self._old, self._new = (
+            {copy(key): value + 0 for key, value in values.items()} for values in (self._old, self._new)
+        )
+
     def get(self, key: Key) -> int:
         """Return the value, or -1."""
         found = self._new.get(key)
@@ -142,8 +158,8 @@ class ExternalChanges:
         self._inodes: Final = inodes
         self._source: Final = source
         self._suspects: dict[str, Suspect] = {}
-        self._to_compare: list[Node] = []
-        """Nodes to invalidate and compare, the next one last."""
+        self._to_compare: list[int] = []
+        """Ids of the nodes to invalidate and compare, the next one last."""
         self._invalidates_names = False
         """Whether names are invalidated one by one, because the kernel is too old to invalidate all."""
         self._invalidates_later = False
@@ -174,6 +190,22 @@ class ExternalChanges:
                 self._add_suspect(self._inodes.path(node), MODIFIED, st)
         elif stored not in (fingerprint_of(st), fingerprint_after_rename(st)):
             self._add_suspect(self._inodes.path(node), MODIFIED, st)
+
+    def note_forgotten(self, node: Node | ListedFile) -> None:
+        """Keep the fingerprint of a node that the kernel has forgotten, unless no report can be about it any more.
+
+        The watcher has reported all changes before `since`. A file that was last changed earlier is compared again
+        only after another change, which its fingerprint does not explain.
+        """
+        stored, parent = node.fingerprint, node.parent
+        assert parent is not None
+        if (
+            stored < 0
+            or stored & _MODIFICATION >= self.since
+            or (isinstance(node, Node) and node.is_dir)
+            or self.own_effects.made_to_lead(parent.ino, node.name) == node.ino
+        ):
+            self.own_effects.note_fingerprint(node.ino, stored)
 
     def may_be_replaced(self, parent: Node, name: bytes, st: os.stat_result) -> bool:
         """Whether another process may soon replace this regular file.
@@ -321,8 +353,9 @@ class ExternalChanges:
         self._to_compare.reverse()
         self._invalidates_later = not at_once
         if at_once:
-            for node in self._to_compare:
-                self._invalidate(node)
+            for number in self._to_compare:
+                if (node := self._inodes.get(number)) is not None:
+                    self._invalidate(node)
 
     def _invalidate(self, node: Node) -> None:
         if self._invalidates_names and node.parent is not None:
@@ -338,8 +371,8 @@ class ExternalChanges:
         """Compare some of the waiting nodes."""
         until = time.monotonic() + _SECONDS_AT_ONCE
         while self._to_compare and time.monotonic() < until:
-            node = self._to_compare.pop()
-            if self._inodes.by_id.get(node.id) is not node:
+            node = self._inodes.get(self._to_compare.pop())
+            if node is None:
                 continue
             if self._invalidates_later:
                 self._invalidate(node)

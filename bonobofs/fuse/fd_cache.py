@@ -18,7 +18,6 @@ import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import Final
 
 from bonobofs.errors import os_error
@@ -559,9 +558,9 @@ class FdCache:
             return
         if node.is_dir:
             if mode & 0o100 == 0:
-                files = (each for each in self._inodes if each.kind is Kind.FILE and self._inodes.descends(each, node))
-                for below in list(islice(files, self._cache)):
-                    self._keep_file_open(below)
+                for number in self._inodes.files_below(node)[: self._cache]:
+                    if (below := self._inodes.get(number)) is not None:
+                        self._keep_file_open(below)
         elif mode & 0o600 != 0o600:
             self._keep_file_open(node)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from bonobofs.fuse.abi import ROOT_ID
 from bonobofs.policy.request import Kind, WorkspacePath, kind_of
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from bonobofs.enforcement.write_batches import WriteBatch
     from bonobofs.fuse.layer_store import LayerStore
 
+_SHRINK_AFTER: Final = 16_384
+"""Minimum of nodes that are forgotten before the tables are shrunk."""
 UNKNOWN: Final = -1
 """Fingerprint of a node that the kernel has not cached, or of a directory in which the mount has changed a name."""
 
@@ -109,12 +111,31 @@ class Node:
         return max(st.st_nlink - 1, 0) if self.kept else st.st_nlink
 
 
+class ListedFile(NamedTuple):
+    """A regular file of the source with one name, which the kernel knows from a listing alone.
+
+    It has 112 bytes, a node 240. The first request for it makes it a node.
+    """
+
+    id: int
+    ino: int
+    lookups: int
+    parent: Node
+    name: bytes
+    handle: bytes
+    fingerprint: int
+
+
 class InodeTable:
     """Nodes by node id and by inode number."""
 
     def __init__(self) -> None:
-        self.by_id: dict[int, Node] = {}
-        self._by_ino: dict[int, Node] = {}
+        self._by_id: dict[int, Node | ListedFile] = {}
+        self._by_ino: dict[int, Node | ListedFile] = {}
+        self._forgotten = 0
+        """Nodes dropped since the tables were last shrunk."""
+        self._forgotten_before = 0
+        """The same at the last call of `shrink`."""
         self._next_id = ROOT_ID + 1
         self._layers = 0
         self._linked: dict[int, dict[tuple[int, bytes], Node]] = {}
@@ -125,7 +146,23 @@ class InodeTable:
     @property
     def root(self) -> Node:
         """The node of the mount's root."""
-        return self.by_id[ROOT_ID]
+        return self._node(self._by_id[ROOT_ID])
+
+    def get(self, node_id: int) -> Node | None:
+        """Return the node with this id, or None."""
+        known = self._by_id.get(node_id)
+        return known if known is None or isinstance(known, Node) else self._node(known)
+
+    def _node(self, known: Node | ListedFile) -> Node:
+        """Return the node; for a listed file, a new one with its id."""
+        if isinstance(known, Node):
+            return known
+        node = Node(known.id, known.ino, known.parent, known.name, Kind.FILE, self._source)
+        node.lookups = known.lookups
+        node.handle = known.handle
+        node.fingerprint = known.fingerprint
+        self._by_id[node.id] = self._by_ino[node.ino] = node
+        return node
 
     def add_layer(self) -> int:
         """Return the offset for the inode numbers of another layer. The first layer is the source; its offset is 0."""
@@ -136,16 +173,35 @@ class InodeTable:
         """Add the root of a layer: for the source, the root of the mount; for others, a node that the kernel does not
         know.
         """
-        if ROOT_ID in self.by_id:
+        if ROOT_ID in self._by_id:
             return self.add_nameless(number, Kind.DIRECTORY, store.prefix, store)
         node = Node(ROOT_ID, number, None, b"", Kind.DIRECTORY, store)
         node.lookups = 1
-        self.by_id[ROOT_ID] = self._by_ino[number] = node
+        self._source = store
+        self._by_id[ROOT_ID] = self._by_ino[number] = node
         return node
 
     def find(self, number: int) -> Node | None:
         """Return the node with this inode number, or None."""
-        return self._by_ino.get(number)
+        known = self._by_ino.get(number)
+        return known if known is None or isinstance(known, Node) else self._node(known)
+
+    def list_file(self, parent: Node, name: bytes, st: os.stat_result, handle: Callable[[], bytes]) -> int:
+        """Add a reference to a listed file and return its id; 0 if it has a node, or its state has changed.
+
+        The caller ensures that `ListedFile` describes it.
+        """
+        current = st.st_size << 62 | st.st_ctime_ns
+        known = self._by_ino.get(st.st_ino)
+        if known is None:
+            listed = ListedFile(self._next_id, st.st_ino, 1, parent, name, handle(), current)
+            self._next_id += 1
+        elif isinstance(known, Node) or known[3:5] != (parent, name) or known.fingerprint != current:
+            return 0
+        else:
+            listed = ListedFile(known.id, known.ino, known.lookups + 1, *known[3:])
+        self._by_id[listed.id] = self._by_ino[listed.ino] = listed
+        return listed.id
 
     def reference(self, parent: Node, name: bytes, st: os.stat_result) -> Node:
         """Return the node of `name` in `parent`, with one more reference. `st` was just read from it.
@@ -154,7 +210,7 @@ class InodeTable:
         or the number reused. These cases cannot be distinguished, so the result is a new node.
         """
         number = st.st_ino + parent.store.ino_offset
-        node = self._by_ino.get(number)
+        node = self.find(number)
         if node is None:
             node = self._new(number, parent, name, kind_of(st.st_mode), parent.store)
         elif node.parent is None and (node.pin >= 0 or node.keeps_fd):
@@ -163,7 +219,7 @@ class InodeTable:
         elif node.parent is not parent or node.name != name:
             if node.is_dir or st.st_nlink < 2:
                 node = self._replace(node, parent, name, st)
-            elif node.name_unverified or node.parent is None or self.by_id.get(node.parent.id) is not node.parent:
+            elif node.name_unverified or node.parent is None or self._by_id.get(node.parent.id) is not node.parent:
                 node.parent, node.name = parent, name  # its name leads elsewhere, or its renames are not followed
                 node.name_unverified = False
         elif node.kind is not kind_of(st.st_mode):
@@ -176,7 +232,7 @@ class InodeTable:
     def reference_mounted_over(self, parent: Node, name: bytes, st: os.stat_result) -> Node:
         """Return the node of a mountpoint below the source. It is not keyed by its inode number alone."""
         key = (1 << 128) | (st.st_dev << 64) | st.st_ino
-        node = self._by_ino.get(key)
+        node = self.find(key)
         if node is None:
             node = self._new(key, parent, name, Kind.DIRECTORY, parent.store)
             node.mounted_over = True
@@ -187,7 +243,7 @@ class InodeTable:
     def _new(self, ino: int, parent: Node | None, name: bytes, kind: Kind, store: LayerStore) -> Node:
         node = Node(self._next_id, ino, parent, name, kind, store)
         self._next_id += 1
-        self.by_id[node.id] = node
+        self._by_id[node.id] = node
         self._by_ino[ino] = node
         return node
 
@@ -237,18 +293,37 @@ class InodeTable:
         node.parent = None
         node.fingerprint = UNKNOWN
 
-    def forget(self, node_id: int, count: int) -> Node | None:
+    def forget(self, node_id: int, count: int) -> Node | ListedFile | None:
         """Drop references. Return the node if these were the last, so that the caller closes its descriptors."""
-        node = self.by_id.get(node_id)
+        node = self._by_id.get(node_id)
         if node is None or node_id == ROOT_ID:
             return None
-        node.lookups -= count
-        if node.lookups > 0:
-            return None
-        del self.by_id[node_id]
+        if isinstance(node, ListedFile) and node.lookups > count:
+            node = self._node(node)
+        if isinstance(node, Node):
+            node.lookups -= count
+            if node.lookups > 0:
+                return None
+        del self._by_id[node_id]
         if self._by_ino.get(node.ino) is node:
             del self._by_ino[node.ino]
+        self._forgotten += 1
         return node
+
+    def shrink(self) -> bool:
+        """Shrink the tables if many nodes were forgotten, and none since the last call. Return whether it did.
+
+        A dict keeps its size when its keys are deleted: both have 84 MB for a million nodes.
+        """
+        before, self._forgotten_before = self._forgotten_before, self._forgotten
+        if self._forgotten != before or before < max(_SHRINK_AFTER, len(self._by_id)):
+            return False
+        self._forgotten = 0
+        for table in (self._by_id, self._by_ino):
+            known = dict(table)
+            table.clear()
+            table.update(known)
+        return True
 
     def path(self, node: Node) -> WorkspacePath:
         """Return the node's path, or the last path of an orphan."""
@@ -303,7 +378,7 @@ class InodeTable:
         if known is None:
             return ()
         # A directory that was forgotten and looked up again is a new node. Renames are followed for the new one.
-        return tuple((self._by_ino.get(above, parent), name) for (above, name), parent in known.items())
+        return tuple((self.find(above) or parent, name) for (above, name), parent in known.items())
 
     def descends(self, node: Node, ancestor: Node) -> bool:
         """Whether `node` is `ancestor` or below it."""
@@ -314,8 +389,19 @@ class InodeTable:
             at = at.parent
         return False
 
-    def __iter__(self) -> Iterator[Node]:
-        return iter(self.by_id.values())
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the node ids."""
+        return iter(self._by_id)
+
+    def files_below(self, directory: Node) -> list[int]:
+        """Return the ids of the regular files below a directory."""
+        return [
+            each.id
+            for each in self._by_id.values()
+            if (isinstance(each, ListedFile) or each.kind is Kind.FILE)
+            and each.parent is not None
+            and self.descends(each.parent, directory)
+        ]
 
 
 def joined(directory: WorkspacePath, name: bytes) -> WorkspacePath:

@@ -18,7 +18,7 @@ from bonobofs.fuse import virtual_dir
 from bonobofs.fuse.append_lock import AppendLock
 from bonobofs.fuse.external_changes import ExternalChanges, fingerprint_after_rename, fingerprint_of
 from bonobofs.fuse.fd_cache import stale
-from bonobofs.fuse.inode_table import UNKNOWN, InodeTable, Node
+from bonobofs.fuse.inode_table import UNKNOWN, InodeTable, ListedFile, Node
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.overlay import Overlay
 from bonobofs.fuse.preimage_ops import PreimageOps
@@ -122,7 +122,7 @@ class MountContext:
         self.notifications: Final = notifications
         self.external_changes: Final = ExternalChanges(inodes, source, notifications)
         self.own_effects: Final = self.external_changes.own_effects
-        self.nodes: Final = inodes.by_id
+        self.nodes: Final = inodes
         self.path: Final = inodes.path
         self.join: Final = inodes.join
         self.callers: Final = CallerTable(self._keeps_commands)
@@ -286,6 +286,23 @@ class MountContext:
             self.check_external(node, st)
         return p.ENTRY_OUT.pack(node.id, 0, *self.entry_times) + self.attr(node, st)
 
+    def listed_entry(self, directory: Node, name: bytes, st: os.stat_result) -> bytes:
+        """Return the entry of a listed name, as `entry` does. `directory` has a descriptor."""
+        source = self.source
+        if (
+            stat.S_ISREG(st.st_mode)
+            and st.st_nlink == 1
+            and directory.store is source
+            and st.st_dev == source.device
+            and st.st_ctime_ns < self.external_changes.since
+            and not self.temp_files.directories
+            and not source.is_mounted_over(directory, name)
+        ):
+            node_id = self.inodes.list_file(directory, name, st, lambda: source.handle(directory.fd, name))
+            if node_id:
+                return p.ENTRY_OUT.pack(node_id, 0, *self.entry_times) + p.pack_attr(st)
+        return self.entry(directory, name, st)
+
     def _with_handle(self, node: Node, parent: Node, name: bytes, st: os.stat_result) -> Node:
         """Store the file handle in the node. Return a new node if another file has reused the inode number."""
         if node.fd >= 0 or node.pin >= 0:
@@ -366,11 +383,13 @@ class MountContext:
     def forget_node(self, node_id: int, count: int) -> None:
         """Drop references of a node, and release the node with the last one."""
         node = self.inodes.forget(node_id, count)
-        if node is not None:
+        if isinstance(node, ListedFile):
+            self.external_changes.note_forgotten(node)
+        elif node is not None:
             if node.batch is not None:
                 self.enforcer.close_batch(node.id)
             if node.parent is not None and node.layer is Layer.SOURCE:
-                self.own_effects.note_fingerprint(node.ino, node.fingerprint)
+                self.external_changes.note_forgotten(node)
             if node.kept:
                 self.preimages.forget(node)
             node.store.release(node)

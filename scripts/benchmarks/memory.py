@@ -9,6 +9,7 @@ Source: issue 15 asks for 75 MB after a walk over 100,000 files, and for 70 MB o
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -21,10 +22,12 @@ from typing import Final
 from benchmarks.plan import WALKED_FILES, BenchError, Plan
 from benchmarks.worlds import bonobofs, server_of
 
-BATCHES: Final = 10
+TREES: Final = 10
 IN_DIRECTORY: Final = 100
-STILL: Final = 1.5
-"""Seconds of an idle server after which it counts as having dropped all nodes: longer than its housekeeping waits."""
+STILL: Final = 3.0
+"""Seconds of an idle server after which it counts as having dropped all nodes: its housekeeping needs two."""
+BUSY: Final = 0.03
+"""Part of this time that an idle server may run."""
 LIMIT: Final = 120.0
 """Seconds that this may take."""
 
@@ -34,65 +37,57 @@ Row = list[float]
 
 def walked(plan: Plan) -> float:
     """Resident megabytes of the server after a walk over 100,000 files."""
-    with _many(plan, plan.count(WALKED_FILES)) as many, bonobofs(plan) as root:
-        many.rename(plan.source / many.name)
-        _walk(root / many.name)
+    with _trees(plan, 1, WALKED_FILES) as (tree,), bonobofs(plan) as root:
+        _walk(root / tree.name)
         return _resident(server_of(root, plan))
 
 
 def by_names(plan: Plan) -> list[Row]:
-    """Rows of ten walks over 100,000 files, each under a new name, and each forgotten before the next walk."""
-    names = plan.count(WALKED_FILES)
-    with _many(plan, names) as many, bonobofs(plan) as root:
-        server = server_of(root, plan)
-        rows = [[0.0, _resident(server), _resident(server)]]
-        rows += [
-            [names * (number + 1), *_walk_and_forget(plan, many, root / f"many{number}", server)]
-            for number in range(BATCHES)
-        ]
-        return rows
+    """Rows of ten walks over 100,000 files, each forgotten before the next."""
+    return _rows(plan, TREES, WALKED_FILES)
 
 
 def million(plan: Plan) -> list[Row]:
-    """One row of 1,000,000 files that the kernel knows at the same time."""
-    names = BATCHES * plan.count(WALKED_FILES)
-    with _many(plan, names) as many, bonobofs(plan) as root:
+    """Rows of one walk over 1,000,000 files, which the kernel knows at the same time."""
+    return _rows(plan, 1, TREES * WALKED_FILES)
+
+
+def _rows(plan: Plan, trees: int, files: int) -> list[Row]:
+    """Walk each tree, and move it out of the source."""
+    with _trees(plan, trees, files) as places, bonobofs(plan) as root:
         server = server_of(root, plan)
-        return [
-            [0.0, _resident(server), _resident(server)],
-            [names, *_walk_and_forget(plan, many, root / "many", server)],
-        ]
+        rows = [[0.0, _resident(server), _resident(server)]]
+        for number, tree in enumerate(places, 1):
+            _walk(root / tree.name)
+            after_walk = _resident(server)
+            tree.rename(Path(plan.base, tree.name))
+            _await_idle(server)
+            rows.append([number * plan.count(files), after_walk, _resident(server)])
+            print(
+                "    {:,.0f} names: walked {:.1f} MB, forgotten {:.1f} MB".format(*rows[-1]),
+                file=sys.stderr,
+                flush=True,
+            )
+        return rows
 
 
 @contextlib.contextmanager
-def _many(plan: Plan, count: int) -> Iterator[Path]:
-    """A tree of empty files outside of what is mounted."""
-    many = Path(plan.base, "many")
+def _trees(plan: Plan, trees: int, files: int) -> Iterator[list[Path]]:
+    """Trees of empty files in the source."""
+    places = [plan.source / f"many{number}" for number in range(trees)]
     try:
-        for first in range(0, count, IN_DIRECTORY):
-            directory = many / f"d{first // IN_DIRECTORY}"
+        for tree, first in itertools.product(places, range(0, plan.count(files), IN_DIRECTORY)):
+            directory = tree / f"d{first // IN_DIRECTORY}"
             directory.mkdir(parents=True)
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-            for number in range(first, min(count, first + IN_DIRECTORY)):
+            for number in range(first, min(plan.count(files), first + IN_DIRECTORY)):
                 os.mknod(f"file_{number}", 0o644, dir_fd=fd)
             os.close(fd)
-        yield many
+        yield places
     finally:
-        for left in (many, *plan.source.glob("many*")):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _walk_and_forget(plan: Plan, many: Path, seen: Path, server: int) -> tuple[float, float]:
-    """Show the tree at `seen` in the mount, walk it, and move it away; megabytes after the walk and at the end."""
-    shown = plan.source / seen.name
-    many.rename(shown)
-    _walk(seen)
-    after_walk = _resident(server)
-    shown.rename(many)
-    _await_idle(server)
-    forgotten = _resident(server)
-    print(f"    {seen.name}: walked {after_walk:.1f} MB, forgotten {forgotten:.1f} MB", file=sys.stderr, flush=True)
-    return after_walk, forgotten
+        for tree in places:
+            shutil.rmtree(tree, ignore_errors=True)
+            shutil.rmtree(Path(plan.base, tree.name), ignore_errors=True)
 
 
 def _walk(directory: Path) -> None:
@@ -100,20 +95,23 @@ def _walk(directory: Path) -> None:
 
 
 def _await_idle(server: int) -> None:
-    """Return when the server has used at most one clock tick for STILL seconds."""
+    """Return when the server and its companion have slept for nearly all of STILL seconds."""
     end = monotonic() + LIMIT
-    ticks, since = _ticks(server), monotonic()
-    while monotonic() < since + STILL:
-        sleep(0.1)
-        if (now := _ticks(server)) > ticks + 1:
-            ticks, since = now, monotonic()
+    while True:
+        before = _runnable(server)
+        sleep(STILL)
+        if _runnable(server) - before < STILL * BUSY:
+            return
         if monotonic() > end:
             raise BenchError(f"the server is still busy {LIMIT:.0f} s after a tree was moved away")
 
 
-def _ticks(server: int) -> int:
-    fields = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+def _runnable(server: int) -> float:
+    """Seconds for which the server's main thread and its companion's have run, or have waited for a processor."""
+    main = f"/proc/{server}/task/{server}"
+    pids = [str(server), *Path(f"{main}/children").read_text().split()]
+    times = [Path(f"/proc/{pid}/schedstat").read_text().split() for pid in pids]
+    return sum(int(run) + int(waited) for run, waited, _ in times) / 1e9
 
 
 def _resident(server: int) -> float:
