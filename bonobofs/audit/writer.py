@@ -173,7 +173,7 @@ class Trail:
         if details:
             more = object_of(details)
             caller = more if caller == "{}" else f"{caller[:-1]},{more[1:]}"
-        before = f'{clock}{micros - second * 1000000:06d}{begin}{caller}{self._intent}{quoted(tool)},"path":'
+        before = f'{clock}{micros % 1000000:06d}{begin}{caller}{self._intent}{quoted(tool)},"path":'
         body = with_path(before, path, f'{end}{bytes},"seq":')
         with self._writing:
             if 0 <= known < second - self._begins_turn_after:
@@ -227,7 +227,7 @@ class Trail:
         ended = (
             f',"result":"error","reason":{quoted(reason or reason_of(error))}{self._failed}' if error else self._done
         )
-        before = f'{clock}{micros - second * 1000000:06d}{begin}{{"intent":{seq}{more}{ended}'
+        before = f'{clock}{micros % 1000000:06d}{begin}{{"intent":{seq}{more}{ended}'
         body = with_path(before, path, f'{end}{bytes},"seq":')
         with self._writing:
             self._queue(body)
