@@ -27,7 +27,8 @@ SLOW = {"asyncio", "http", "multiprocessing", "logging", "email", "ssl", "unitte
 
 
 def _third_party(loaded: list[str]) -> set[str]:
-    top = {name.partition(".")[0] for name in loaded}
+    # The shared library of the compiled build is a module at the top.
+    top = {name.partition(".")[0] for name in loaded if not name.endswith("__mypyc")}
     # A .pth file of setuptools loads _distutils_hack into every process.
     return (top - set(sys.stdlib_module_names) - {"bonobofs", "__main__", "_distutils_hack"}) | (top & SLOW)
 

@@ -27,7 +27,8 @@ def test_the_server_loads_neither_pydantic_nor_a_database() -> None:
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {program}"], text=True
     )
     loaded = set(said.split())
-    foreign = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names) - {"bonobofs", "__main__"}
+    top = {name.partition(".")[0] for name in loaded if not name.endswith("__mypyc")}
+    foreign = top - set(sys.stdlib_module_names) - {"bonobofs", "__main__"}
     assert foreign == set()
     assert {"sqlite3", "asyncio", "http", "multiprocessing", "logging"} & loaded == set()
     ours = {name for name in loaded if name.startswith("bonobofs.")}
