@@ -240,16 +240,16 @@ class ChangeReport:
         command = self._commands[key] or entry.tool or "unknown"
         found.commands[command] = found.commands.get(command, 0) + made
 
-    def _add_to_calls(self, turn: _TurnSum, entry: AuditEntry, made: int, refused: int) -> None:
+    def _add_to_calls(self, turn: _TurnSum, entry: AuditEntry, changes: int, refused: int) -> None:
         calls = self._calls.get(entry.session, [])
         number = bisect_right(calls, entry.seq, key=lambda call: call.seq)
         latest = calls[max(0, number - _MOST_RUNNING) : number]
         running = [call for call in latest if not call.end or entry.seq < call.end]
         for call in running:
             sums = turn.calls.setdefault(call.seq, _CallSum(call))
-            sums.changes += made
+            sums.changes += changes
             sums.refused += refused
-            sums.shared += made + refused if len(running) > 1 else 0
+            sums.shared += changes + refused if len(running) > 1 else 0
 
     def _change(self, change: RecordedChange) -> None:
         entry = change.entry

@@ -308,6 +308,8 @@ def _changes_of_files(home: Path, sessions: Sequence[Session], chosen: Sequence[
     """Return all changes of the paths of some changes by time."""
     paths = {path for change in chosen for path in change.paths}
     names = [session.session for session in sessions]
+    if not paths:
+        return []
     if len(paths) > _MOST_PATHS:
         return all_changes(trail_path(home, name) for name in names)
     return sorted(find_changes(home, names, PathQuery(paths)).changes, key=moment_of_change)

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from bonobofs.audit.entry import LOSS, NOT_KEPT, TURN, AuditEntry, instant
@@ -39,51 +39,18 @@ _BUSY_SECONDS: Final = 5.0
 _OF_HISTORY: Final = f"(c.kind = 'intent' OR c.operation = '{OUT_OF_BAND}')"
 
 
-class HistoryQuery(Protocol):
-    """Selects changes, refusals and external changes."""
-
-    below: str | None
-    """A directory of which all content is selected; None: there is none."""
-
-    def matches(self, entry: AuditEntry) -> bool:
-        """Return whether an entry, which is an intent or an external change, is selected."""
-
-    def texts(self) -> list[bytes]:
-        """Return texts of which each selected line has one, unless the line has a backslash."""
-
-    def conditions(self) -> tuple[list[str], dict[str, Any]]:
-        """Return conditions in SQL of which each selected change meets one, and their parameters."""
-
-
-class NumberQuery:
-    """Selects one entry."""
-
-    below: str | None = None
-
-    def __init__(self, session: str, seq: int) -> None:
-        self._values: Final = {"session": session, "seq": seq}
-
-    def matches(self, entry: AuditEntry) -> bool:
-        return {"session": entry.session, "seq": entry.seq} == self._values
-
-    def texts(self) -> list[bytes]:
-        return [f'"seq":{self._values["seq"]},'.encode()]
-
-    def conditions(self) -> tuple[list[str], dict[str, Any]]:
-        return ["c.trail = (SELECT id FROM index_trails WHERE session = :session) AND c.seq = :seq"], self._values
-
-
 class PathQuery:
     """Selects changes, refusals and external changes of paths, and the renames of the directories above the paths."""
 
     def __init__(self, paths: Iterable[str], below: str | None = None) -> None:
         self.paths: Final = frozenset(paths)
-        self.below = below
+        self.below: Final = below
         self.above: Final = frozenset(
             path[:end] for path in self.paths for end, character in enumerate(path) if character == "/"
         )
 
     def matches(self, entry: AuditEntry) -> bool:
+        """Return whether an entry, which is an intent or an external change, is selected."""
         names = paths_of(entry)[:2]  # as many as the index has
         if entry.operation == Operation.RENAME and not self.above.isdisjoint(names):
             return True
@@ -92,12 +59,14 @@ class PathQuery:
         )
 
     def texts(self) -> list[bytes]:
+        """Return texts of which each selected line has one, unless the line has a backslash."""
         found = [encode_basestring_ascii(name) for name in self.paths | self.above]
         if self.below is not None:
             found.append(encode_basestring_ascii(f"{self.below}/")[:-1] if self.below else "")
         return [each.encode() for each in found]
 
     def conditions(self) -> tuple[list[str], dict[str, Any]]:
+        """Return conditions in SQL of which each selected change meets one, and their parameters."""
         if self.below == "":
             return ["c.path >= ''"], {}
         exact = {f"path{number}": encode_text(path) for number, path in enumerate(sorted(self.paths))}
@@ -117,6 +86,23 @@ class PathQuery:
             if below:
                 found.append(f"{guard}{column} >= :first AND {column} < :last")
         return found, {**exact, **above, **below}
+
+
+class NumberQuery(PathQuery):
+    """Selects one entry."""
+
+    def __init__(self, session: str, seq: int) -> None:
+        super().__init__(())
+        self._values: Final = {"session": session, "seq": seq}
+
+    def matches(self, entry: AuditEntry) -> bool:
+        return {"session": entry.session, "seq": entry.seq} == self._values
+
+    def texts(self) -> list[bytes]:
+        return [f'"seq":{self._values["seq"]},'.encode()]
+
+    def conditions(self) -> tuple[list[str], dict[str, Any]]:
+        return ["c.trail = (SELECT id FROM index_trails WHERE session = :session) AND c.seq = :seq"], self._values
 
 
 def _parameters(values: Iterable[str]) -> str:
@@ -149,7 +135,7 @@ class _Found(NamedTuple):
         return self.began, self.entry.session, self.entry.seq
 
 
-def find_changes(home: Path, sessions: Iterable[str], query: HistoryQuery, most: int | None = None) -> PathHistory:
+def find_changes(home: Path, sessions: Iterable[str], query: PathQuery, most: int | None = None) -> PathHistory:
     """Return the last `most` matching changes of sessions, by default all. OSError, TrailError."""
     names = sorted(sessions)
     try:
@@ -159,7 +145,7 @@ def find_changes(home: Path, sessions: Iterable[str], query: HistoryQuery, most:
         return _read(home, names, query, most or _ALL, None)
 
 
-def _read(home: Path, sessions: Sequence[str], query: HistoryQuery, most: int, index: _Index | None) -> PathHistory:
+def _read(home: Path, sessions: Sequence[str], query: PathQuery, most: int, index: _Index | None) -> PathHistory:
     known = {} if index is None else index.cursors()
     cursors: dict[str, Cursor] = {}
     for session in sessions:
@@ -190,7 +176,7 @@ def _change(found: _Found, cursor: Cursor, tail: _Tail, index: _Index | None) ->
 class _Tail:
     """The matching changes of a trail: those that the index has, and those from the cursor on."""
 
-    def __init__(self, trail: Path, cursor: Cursor, query: HistoryQuery, indexed: dict[int, _Found], most: int) -> None:
+    def __init__(self, trail: Path, cursor: Cursor, query: PathQuery, indexed: dict[int, _Found], most: int) -> None:
         """`indexed`: the changes before the cursor, by number. OSError."""
         self.found: Final = indexed
         """By number, oldest first; at least the last `most`."""
@@ -289,7 +275,7 @@ class _Index:
         )
         return {row[1]: Cursor(*row) for row in rows}
 
-    def find(self, query: HistoryQuery, trails: Sequence[Cursor], most: int) -> dict[str, dict[int, _Found]]:
+    def find(self, query: PathQuery, trails: Sequence[Cursor], most: int) -> dict[str, dict[int, _Found]]:
         """Return the last `most` matching changes of these trails by session and number, oldest first."""
         if not trails:
             return {}
