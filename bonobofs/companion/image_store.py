@@ -20,6 +20,8 @@ from bonobofs.undo.preimages import PACK, store_place
 
 _BETWEEN: Final = 600.0
 """Seconds between two measurements: 20 ms for ten thousand files."""
+_AFTER_HASH: Final = 60.0
+"""Seconds after which the server learns how much the shared contents save."""
 _PAUSE: Final = 2.0
 """Seconds between two looks at the images of the session."""
 _RESTS: Final = 4
@@ -84,6 +86,7 @@ class ImageStore:
             if waiting or any(name.startswith(PACK) for name in names):
                 in_use = self._in_use()
                 self._hash(self._directory, names, in_use)
+                self._measures_at = min(self._measures_at, monotonic() + _AFTER_HASH)
             self._hashed_at = None if in_use & waiting else modified
 
     def _hash_ended(self) -> None:

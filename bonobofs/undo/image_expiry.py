@@ -121,11 +121,10 @@ def _remove_unused_objects(store: Path) -> None:
     """Remove the contents that no image has."""
     if not (store / OBJECTS).is_dir():
         return
-    with locked(store / f"{OBJECTS}.lock"):
+    with suppress(OSError), locked(store / f"{OBJECTS}.lock"):
         for content in (store / OBJECTS).glob("*/*"):
-            with suppress(OSError):
-                if content.stat(follow_symlinks=False).st_nlink == 1:
-                    content.unlink()
+            if content.stat(follow_symlinks=False).st_nlink == 1:
+                content.unlink()
 
 
 def _directories(places: Iterable[Path]) -> Iterator[Path]:

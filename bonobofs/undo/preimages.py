@@ -19,6 +19,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -138,30 +139,22 @@ class PreimageStore:
 
     def take(self, number: int, directory: int, name: bytes, permit: Permit) -> bool:  # noqa: ARG002 - a change takes one
         """Remove a name by moving its file into the store. False: the store cannot have it; nothing is changed."""
-        if not self._links:
-            return False
-        try:
-            os.rename(name, b"%d" % number, src_dir_fd=directory, dst_dir_fd=self._directory)
-        except OSError as error:
-            return self._failed(error)
-        self._is_synced = False
-        return True
+        return self._bring(os.rename, number, directory, name)
 
     def link(self, number: int, directory: int, name: bytes) -> bool:
         """Link a file into the store. False: it cannot be linked."""
+        return self._bring(partial(os.link, follow_symlinks=False), number, directory, name)
+
+    def _bring(self, call: Callable[..., None], number: int, directory: int, name: bytes) -> bool:
         if not self._links:
             return False
         try:
-            os.link(name, b"%d" % number, src_dir_fd=directory, dst_dir_fd=self._directory, follow_symlinks=False)
+            call(name, b"%d" % number, src_dir_fd=directory, dst_dir_fd=self._directory)
         except OSError as error:
-            return self._failed(error)
+            self._links = error.errno != errno.EXDEV
+            return False
         self._is_synced = False
         return True
-
-    def _failed(self, error: OSError) -> bool:
-        if error.errno == errno.EXDEV:
-            self._links = False
-        return False
 
     def count(self, st: os.stat_result) -> None:
         """Count a kept file."""
@@ -182,17 +175,19 @@ class PreimageStore:
         if packs and st.st_size <= _PACKED and not os.listxattr(fd):
             with self._pack_lock:
                 return self._append(number, fd, st)
-        name, partial = b"%d" % number, b"%d.copy" % number
+        name, incomplete = b"%d" % number, b"%d.copy" % number
         try:
-            copy = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
+            copy = os.open(
+                incomplete, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._directory
+            )
         except OSError as error:
             return _reason(error)
         try:
             self._fill(copy, fd, st.st_size)
-            os.rename(partial, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+            os.rename(incomplete, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         except OSError as error:
             with suppress(OSError):
-                os.unlink(partial, dir_fd=self._directory)
+                os.unlink(incomplete, dir_fd=self._directory)
             return _reason(error)
         finally:
             os.close(copy)
