@@ -7,9 +7,11 @@ before its file is renamed, because the server does not sync a renamed copy.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import io
 import os
+import signal
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +50,8 @@ def _hash_image(directory: Path, file: ImageFile, rest: Rest) -> None:
     path = directory / file.name
     with suppress(FileNotFoundError, PermissionError):  # it has expired, or the user may not read it
         with io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as content:
+            if _is_written(content.fileno()):
+                return
             before = os.fstat(content.fileno())
             os.fdatasync(content.fileno())
             digest = _hash(content, rest)
@@ -58,6 +62,20 @@ def _hash_image(directory: Path, file: ImageFile, rest: Rest) -> None:
             with locked(directory.parent / f"{OBJECTS}.lock"):
                 _share(path, directory / hashed.name, object_path(directory.parent, digest), before.st_nlink)
     rest()
+
+
+def _is_written(fd: int) -> bool:
+    """Return whether a process has a file open for writing: its content is not final.
+
+    A program outside of mounts may still write to a removed file, such as its log. The kernel then refuses a lease.
+    """
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # ends no process, if the kernel revokes the lease at once
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:  # any other: this file system has no leases, or the file belongs to another user
+        return error.errno == errno.EAGAIN
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
 
 
 def _share(path: Path, hashed: Path, shared: Path, links: int) -> None:

@@ -43,7 +43,11 @@ def _wait_for_hashes(place: Place, count: int) -> dict[str, ImageFile]:
 
     def is_hashed() -> bool:
         names = os.listdir(_directory(place))
-        return not any(name.startswith("pack") for name in names) and sum("-" in name for name in names) == count
+        files = [file for name in names if (file := ImageFile.parse(name))]
+        hashed, waiting = (
+            {file.number for file in files if bool(file.hash) is has_hash} for has_hash in (True, False)
+        )
+        return len(files) == len(names) and len(hashed) == count and not hashed & waiting
 
     until(is_hashed, f"the companion has hashed {count} images")
     return {path: file for path, file in _images(place).items() if file.hash}
@@ -122,6 +126,19 @@ def test_small_copies_of_a_pack_are_shared(own_place: MakePlace, tmp_path: Path)
     _wait_for_hashes(two, 3)
     assert undo(one, since="1d")["conflicts"] == []
     assert state_of(one.source) == before
+
+
+def test_a_file_that_a_program_of_the_source_writes_is_not_hashed(own_place: MakePlace, tmp_path: Path) -> None:
+    """An agent removes the log of a program that runs outside of the mount, and the program appends to it."""
+    before = _fill(tmp_path / "source", log=_DATA, other=b"other")
+    place = own_place()
+    with (place.source / "log").open("ab") as log:
+        for name in before:
+            (place.path / name).unlink()
+        assert set(_wait_for_hashes(place, 1)) == {"other"}
+        log.write(b"more")
+    assert undo(place, agent="alice")["conflicts"] == []
+    assert state_of(place.source) == before
 
 
 @pytest.mark.parametrize("transport", ["kernel", "portable"])
