@@ -278,6 +278,8 @@ class ExternalChanges:
             self._notifications.inode(directory.id, 0, 0)
             directory.fingerprint = UNKNOWN
         if st is not None:
+            if stat.S_ISDIR(st.st_mode):
+                self.own_effects.note_attributes(st)
             if node is not None:
                 self._notifications.inode(node.id, 0, 0)
             self._remember(node, st)

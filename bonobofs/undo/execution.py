@@ -13,14 +13,14 @@ import io
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.entry import BY, NEW_VALUE, OLD_VALUE, UNDO
+from bonobofs.audit.entry import BY, NEW_VALUE, OLD_VALUE, TOUCHES, UNDO
 from bonobofs.audit.temp_cleanup import stray_name
-from bonobofs.enforcement.authorizer import Authorizer, Caller
+from bonobofs.enforcement.authorizer import Authorizer, Caller, RelatedChange
 from bonobofs.errors import StateError
 from bonobofs.policy.decision import Permit
 from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Operation, Request, WorkspacePath, kind_of
@@ -172,14 +172,34 @@ class Execution:
         kind: Kind = Kind.FILE,
         context: Context | None = None,
         details: dict[str, Any] | None = None,
+        related: Iterable[RelatedChange] = (),
     ) -> Iterator[tuple[Permit, int, bytes]]:
         """Authorize a change of the step's path; the permit, the open directory and the name."""
         request = Request(operation, WorkspacePath(step.path), kind)
         record = {UNDO: step.change, **(details or {})}
         context = context or Context(in_source=True)
-        admission = self._authorizer.authorize(request, context, caller=_CALLER, details=record)
+        admission = self._authorizer.authorize(request, context, *related, caller=_CALLER, details=record)
         with self._directory(step.path) as (directory, name), admission as permit:
             yield permit, directory, name
+
+    def _arrivals(self, operation: Operation, path: str, to: str) -> Iterator[RelatedChange]:
+        """Yield what the policy judges when a file, with all that is below it, gets another path. OSError."""
+        with self._directory(path) as (directory, name):
+            st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            kind, context, names = kind_of(st.st_mode), Context(in_source=True), list[str]()
+            if kind is Kind.SYMLINK:
+                context = Context(target=os.readlink(os.fsdecode(name), dir_fd=directory), in_source=True)
+            elif kind in (Kind.FILE, Kind.DIRECTORY):
+                with _opened(directory, name) as fd:
+                    if kind is Kind.DIRECTORY:
+                        names = os.listdir(fd)
+                    else:
+                        head, mode = os.pread(fd, HEAD_BYTES, 0), stat.S_IMODE(st.st_mode)
+                        context = Context(size=st.st_size, mode=mode, head=head, in_source=True)
+        yield RelatedChange(Request(operation, WorkspacePath(to), kind), context)
+        for each in names:
+            for below in self._arrivals(operation, f"{path}/{each}", f"{to}/{each}"):
+                yield below._replace(context=below.context._replace(carried=True))
 
     def _kind(self, path: str) -> Kind:
         st = self._stat(path)
@@ -272,21 +292,25 @@ class Execution:
                 os.close(made)
 
     def _rename(self, step: UndoStep) -> None:
-        to, exchange = step.arguments["to"], step.do == "exchange"
-        details: dict[str, Any] = {"to": to, "exchange": True} if exchange else {"to": to}
+        to, exchange, rename = step.arguments["to"], step.do == "exchange", Operation.RENAME
+        details: dict[str, Any] = {"to": to, TOUCHES: [to], **({"exchange": True} if exchange else {})}
         flags = syscalls.RENAME_EXCHANGE if exchange else syscalls.RENAME_NOREPLACE
+        arrivals = list(self._arrivals(rename, step.path, to))
+        if exchange:
+            arrivals += self._arrivals(rename, to, step.path)
         with (
             self._directory(to) as (target, new),
-            self._change(Operation.RENAME, step, self._kind(step.path), Context(leaves=True), details) as change,
+            self._change(rename, step, self._kind(step.path), Context(leaves=True), details, arrivals) as change,
         ):
             _, directory, name = change
             syscalls.renameat2(directory, name, target, new, flags)
 
     def _link(self, step: UndoStep) -> None:
         of = step.arguments["of"]
+        ((request, context, *_),) = self._arrivals(Operation.LINK, of, step.path)
         with (
             self._directory(of) as (source, old),
-            self._change(Operation.LINK, step, details={"from": of}) as (_, directory, name),
+            self._change(Operation.LINK, step, request.kind, context, {"from": of}) as (_, directory, name),
         ):
             os.link(old, name, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
 
@@ -454,6 +478,15 @@ class UndoJournal:
         """Note that the next step was made, or why it failed."""
         os.write(self._descriptor, b"!%s." % failure.encode().hex().encode() if failure else b".")
         self.done += 1
+
+
+@contextmanager
+def _opened(directory: int, name: bytes) -> Iterator[int]:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _directories(step: UndoStep) -> set[str]:

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -164,9 +164,11 @@ def _small_disk(path: Path) -> Iterator[Path]:
 
 
 def _fill_disk(path: Path) -> None:
-    with pytest.raises(OSError, match="No space left"), path.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 16))
+    with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        os.posix_fallocate(file.fileno(), 0, 1 << 30)
+    with path.open("ab", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(1 << 12)):
+            pass
 
 
 @pytest.mark.root

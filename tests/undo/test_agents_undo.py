@@ -1,0 +1,107 @@
+"""An agent takes back its own changes: the policy judges each step, and the mount shows what it did."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import bonobofs
+from tests.support.mount_fixtures import MakePlace, Place
+from tests.support.source_state import state_of, undo
+from tests.support.wait import until
+
+_ROLE = '[role.agent]\nwrite = ["**"]\ntools = ["undo"]\n'
+_ALL = f'default = "allow"\nhidden = ["**"]\n{_ROLE}'
+_DOCS = f"""
+default = "deny"
+[[rule]]
+name = "docs"
+paths = ["docs/**"]
+max_size = "1KB"
+executable = false
+[[rule]]
+name = "bin"
+paths = ["bin/**"]
+executable = true
+{_ROLE}
+"""
+
+
+def _times(root: Path) -> dict[str, int]:
+    return {path: os.lstat(root / path).st_mtime_ns for path in ("", "d", "d/e", "d/f")}
+
+
+def _agents(place: Place) -> None:
+    done = bonobofs("undo", "--turn", "last", "--json", cwd=place.path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _operators(place: Place) -> None:
+    result = undo(place, agent="alice")
+    assert (result["conflicts"], result["failures"]) == ([], [])
+
+
+@pytest.mark.parametrize("take_back", [_agents, _operators])
+def test_a_mount_shows_what_an_undo_did_and_reports_nothing(
+    own_place: MakePlace, tmp_path: Path, take_back: Callable[[Place], None]
+) -> None:
+    """The times of directories are as before in the mount too, and no change counts as made out of band."""
+    source = tmp_path / "source"
+    (source / "d/e").mkdir(parents=True)
+    (source / "d/f").write_text("one\n")
+    (source / "d/e/g").write_text("g\n")
+    os.utime(source / "d", ns=(10**18, 10**18 + 5))
+    before = state_of(source)
+    place = own_place(policy=_ALL)
+    assert _times(place.path) == _times(source)
+    (place.path / "d/f").unlink()
+    (place.path / "d/new").write_text("x")
+    (place.path / "d/e").rename(place.path / "moved")
+    (place.path / "moved/h").mkdir()
+    (place.path / "moved").chmod(0o700)
+    take_back(place)
+    assert state_of(source) == before
+    until(lambda: _times(place.path) == _times(source), "the mount shows the times")
+    place.umount()
+    assert [entry.path for entry in place.entries() if entry.operation == "out_of_band"] == []
+
+
+def _large(path: Path) -> None:
+    path.write_bytes(b"x" * 2000)
+
+
+def _executable(path: Path) -> None:
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("edit", [_large, _executable])
+@pytest.mark.parametrize("moved", ["file", "directory", "link"])
+def test_an_undo_brings_no_content_where_the_policy_refuses_it(
+    own_place: MakePlace, tmp_path: Path, edit: Callable[[Path], None], moved: str
+) -> None:
+    """A file is moved, changed under other rules, and only the move is taken back: it stays where it is."""
+    source = tmp_path / "source"
+    (source / "docs/sub").mkdir(parents=True)
+    (source / "bin").mkdir()
+    (source / "docs/sub/a").write_text("text\n")
+    place = own_place(policy=_DOCS)
+    if moved == "link":
+        os.link(place.path / "docs/sub/a", place.path / "bin/a")
+        assert bonobofs("mark", "move", cwd=place.path).returncode == 0
+        (place.path / "docs/sub/a").unlink()
+    else:
+        assert bonobofs("mark", "move", cwd=place.path).returncode == 0
+        name = "sub" if moved == "directory" else "sub/a"
+        (place.path / "docs" / name).rename(place.path / "bin" / Path(name).name)
+    assert bonobofs("mark", "edit", cwd=place.path).returncode == 0
+    edit(place.path / ("bin/sub/a" if moved == "directory" else "bin/a"))
+    changed = state_of(source)
+    done = bonobofs("undo", "--turn", "move", "--json", cwd=place.path)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["taken_back"] == []
+    assert state_of(source) == changed
