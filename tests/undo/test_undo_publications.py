@@ -13,7 +13,9 @@ import pytest
 
 from bonobofs.audit.entry import UNDO
 from bonobofs.audit.reader import read
+from bonobofs.git.git_guard import GitGuard
 from bonobofs.git.source_refs import PublishedBranches
+from bonobofs.session import open_session
 from bonobofs.state.home import trail_path
 from tests.git.conftest import FREE, Publishing, PublishingMaker
 from tests.support.commands import bonobofs, environment
@@ -219,6 +221,33 @@ def test_an_agent_cannot_take_back_another_agents_publication(publishing: Publis
     done = _agents_undo(other, "--change", _last_publication(one))
     assert '"taken_back": []' in done.stdout
     assert one.source.id("aidlc/y") == one.source.id("main")
+
+
+def test_what_the_git_guard_published_is_taken_back(publishing: PublishingMaker, tmp_path: Path) -> None:
+    """A commit and a branch are; a merge into the checked out branch is refused, because it has changed files too."""
+    one = publishing()
+    one.world.umount()
+    (policy := tmp_path / "free.toml").write_text(FREE)
+    with open_session(one.source.root, agent="alice", policy=policy) as opened, GitGuard(opened) as guard:
+        guard.guarded_create_branch("aidlc/x", "alice")
+        guard.guarded_checkout_branch("aidlc/x", "alice")
+        one.source.write("docs/c.md", "c\n")
+        guard.guarded_commit("[gt-1] Page", ["docs/c.md"], "alice", "gt-1")
+        guard.guarded_create_branch("aidlc/y", "alice", "main")
+        assert guard.guarded_merge("aidlc/x", "aidlc/y", "alice").success
+        guard.guarded_checkout_branch("aidlc/y", "alice")
+        one.source.git("branch", "-q", "-f", "aidlc/z", "main")
+        guard.guarded_checkout_branch("aidlc/z", "alice")
+        assert guard.guarded_merge("aidlc/x", "aidlc/z", "alice").success
+        session = opened.session.session
+    tips = {name: one.source.id(name) for name in ("aidlc/x", "aidlc/y", "aidlc/z")}
+    result = undo(one.world, of_session=session)
+    assert [(each["path"], each["reason"][:30]) for each in result["conflicts"]] == [
+        (".git/refs/heads/aidlc/z", "the merge has changed files of")
+    ]
+    assert {name: one.source.id(name) for name in tips} == {"aidlc/x": "", "aidlc/y": "", "aidlc/z": tips["aidlc/z"]}
+    assert undo(one.world, of_session=result["session"])["conflicts"] == []
+    assert {name: one.source.id(name) for name in tips} == tips
 
 
 @pytest.mark.root
