@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from bonobofs.state.sessions import Session
     from bonobofs.undo.changes import Selection
 
-_ID = 12
-"""Digits of an object id that are shown."""
-
 Json = Annotated[bool, Option("--json", help="One JSON document.")]
 SessionOption = Annotated[
     str | None, Option("--session", metavar="UUID", help="A session, by the first digits of its UUID.")
@@ -117,7 +114,7 @@ def _described(step: dict[str, Any]) -> str:
         "rmdir": f"remove directory {path}",
     }
     if step["do"] == "publish":
-        moves = (f"{ref} to {new[:_ID] or 'no commit'}" for ref, _, new in arguments["updates"])
+        moves = (f"{ref} to {new[:12] or 'no commit'}" for ref, _, new in arguments["updates"])
         return f"move back {', '.join(moves)}"
     return texts.get(step["do"]) or (f"remove {path}" if step["do"] == "remove" else f"set {step['do']} of {path}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 _TRIES: Final = 2
 """A worker that was killed is started again, and completes the call."""
-_ERROR: Final = 5
-"""EIO."""
 
 
 class RefsOfSource:
@@ -65,7 +64,7 @@ class RefsOfSource:
         moves = [RefMove(*move) for move in step.arguments["updates"]]
         failure = self._call(moves, publishers=step.arguments["publishers"], details={UNDO: step.change})
         if failure:
-            raise OSError(_ERROR, failure)
+            raise OSError(errno.EIO, failure)
 
     def _call(self, moves: Sequence[RefMove], *, check: bool = False, **arguments: Any) -> str:
         """Call the worker; return why it has not moved the refs, or ""."""

@@ -14,15 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 
 from bonobofs.audit.entry import NEW_VALUE, OLD_TARGET, OLD_VALUE, XATTRS, touched_paths
 from bonobofs.policy.request import Kind, Operation
-from bonobofs.undo.changes import (
-    Change,
-    FileState,
-    RefMove,
-    Restoration,
-    file_keys,
-    publishers,
-    restored_files,
-)
+from bonobofs.undo.changes import Change, FileState, RefMove, Restoration, file_keys, publishers, restored_files
 from bonobofs.undo.images import EMPTY, MISSING, Image
 from bonobofs.undo.preimages import OF_NAMES
 from bonobofs.undo.tree import FileNode, SourceTree
@@ -40,8 +32,6 @@ NO_STATE: Final = "the record does not have the old state: nothing was kept then
 OF_TURN: Final = "an earlier change of its turn has the old content; take back the whole turn"
 NO_LONGER: Final = "the old content is no longer kept"
 LONG_VALUE: Final = "the attribute is too long to be kept"
-
-
 REF_MOVED: Final = "the branch was moved afterwards"
 MERGED: Final = "the merge has changed files of the checkout without a record of each; take it back with git"
 
@@ -164,12 +154,7 @@ _OF_NAMES: Final = (Operation.CREATE_FILE, Operation.DELETE_FILE, Operation.SYML
 
 class _Planner:
     def __init__(
-        self,
-        source: Path,
-        record: Record,
-        is_kept: Callable[[Image], bool],
-        refs: SourceRefs,
-        bad: dict[str, str],
+        self, source: Path, record: Record, is_kept: Callable[[Image], bool], refs: SourceRefs, bad: dict[str, str]
     ) -> None:
         self._source: Final = source
         self._record: Final = record
