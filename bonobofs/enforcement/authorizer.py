@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
@@ -83,14 +82,6 @@ class RelatedChange(NamedTuple):
     """The layer that holds or will hold the bytes of this name. None: any layer."""
     head: Head | None = None
     """Reads the first bytes of the file, if the context does not have them."""
-
-
-class WrongLayerError(OSError):
-    """The decision permits the change, but in another layer than the caller is about to change; EXDEV."""
-
-    def __init__(self, permit: Permit) -> None:
-        super().__init__(errno.EXDEV, os.strerror(errno.EXDEV))
-        self.permit = permit
 
 
 class Outcome(NamedTuple):

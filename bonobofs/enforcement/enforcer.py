@@ -30,7 +30,6 @@ from bonobofs.enforcement.authorizer import (
     Keeper,
     Outcome,
     RelatedChange,
-    WrongLayerError,
     unrecorded,
 )
 from bonobofs.enforcement.caller_processes import details_of
@@ -38,7 +37,7 @@ from bonobofs.enforcement.denial_recorder import DenialRecorder, lock_of
 from bonobofs.enforcement.write_batches import ScratchCounter, ScratchCounters, WriteBatch, WriteBatches
 from bonobofs.errors import TrailError
 from bonobofs.policy.answers import compile_answers
-from bonobofs.policy.decision import Denied, Layer, Permit, Refused
+from bonobofs.policy.decision import Denied, Layer, Permit, Refused, WrongLayerError
 from bonobofs.policy.engine import EXECUTABLE_HEADS, Policy, decide, decide_in_source, decide_published
 from bonobofs.policy.lease_set import UNKNOWN, LeaseSet
 from bonobofs.policy.request import NO_FACTS, Context, Principal, Request, WorkspacePath
@@ -76,7 +75,7 @@ class Enforcer:
         self.agent: Final = agent
         self.trail: Final = trail
         self.denial_recorder: Final = DenialRecorder(trail, denials)
-        self._decide: Final = decide if has_layers else decide_in_source
+        self._decide = decide if has_layers else decide_in_source
         self._counters: Final = ScratchCounters(trail)
         self._scratch_tops: Final[dict[str, WorkspacePath]] = {}
         """Topmost scratch path of each directory below it."""

@@ -8,7 +8,6 @@ import stat
 from functools import partial
 from typing import Final
 
-from bonobofs.enforcement.authorizer import WrongLayerError
 from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_after_rename
@@ -19,7 +18,7 @@ from bonobofs.fuse.mount_context import INLINE, Handler, Header, MountContext, R
 from bonobofs.fuse.overlay_ops import OverlayOps
 from bonobofs.fuse.slices import finished
 from bonobofs.fuse.temp_files import TempFileOps
-from bonobofs.policy.decision import Layer, Permit
+from bonobofs.policy.decision import Layer, Permit, WrongLayerError
 from bonobofs.policy.request import Context, Kind, Operation, Request, kind_of
 
 BY_GIT: Final = "git wrote the content of a kept file; take it back with git"

@@ -77,6 +77,8 @@ _READABLE: Final = -2
 _LONG: Final = -3
 """In place of a request's length: there is none, and a long request can go on."""
 _TRANSIENT: Final = (errno.ENOENT, errno.EINTR, errno.EAGAIN)
+_LOST: Final = _TRANSIENT + GONE
+"""Errors of a reply that reaches no caller."""
 
 
 def mount(
@@ -462,7 +464,7 @@ class KernelTransport:
             else:
                 os.write(self._fd, p.OUT_HEADER.pack(p.OUT_SIZE + len(body), 0, unique) + body)
         except OSError as error:
-            if error.errno not in (*_TRANSIENT, *GONE):
+            if error.errno not in _LOST:
                 self._error(unique, errno.EIO)
 
     def _splice(self, unique: int, content: FileRange) -> None:
@@ -474,7 +476,7 @@ class KernelTransport:
         try:
             os.write(self._fd, p.OUT_HEADER.pack(p.OUT_SIZE, -code, unique))
         except OSError as error:
-            if error.errno not in (*_TRANSIENT, *GONE):
+            if error.errno not in _LOST:
                 raise
 
     def invalidate(self, node_id: int, offset: int, length: int) -> None:

@@ -38,7 +38,7 @@ class NotificationQueue:
         self._on_quiet: Final = on_quiet
         self._queue: Final[queue.SimpleQueue[bytes | Callback]] = queue.SimpleQueue()
         self._lock: Final = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._sender: threading.Thread | None = None
         """The thread that takes from the queue."""
         self._sending: tuple[float, bytes] | None = None
         """The notification that this thread sends, and when it began."""
@@ -47,8 +47,8 @@ class NotificationQueue:
         self._closed = False
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._sender = threading.Thread(target=self._run, daemon=True)
+        self._sender.start()
 
     @property
     def blocked(self) -> int:
@@ -68,17 +68,17 @@ class NotificationQueue:
     def replace_late_thread(self, now: float) -> None:
         """Start a new thread if the present one is blocked. Called about once a second by the serving thread."""
         with self._lock:
-            if self._sending is None or self._thread is None or now - self._sending[0] < LATE_SECONDS:
+            if self._sending is None or self._sender is None or now - self._sending[0] < LATE_SECONDS:
                 return
-            self._blocked[self._thread] = _directory(self._sending[1])
+            self._blocked[self._sender] = _directory(self._sending[1])
             self._sending = None
             self.start()
 
     def close(self) -> None:
         self._closed = True
         self._queue.put(b"")
-        if self._thread is not None:
-            self._thread.join(1.0)
+        if self._sender is not None:
+            self._sender.join(1.0)
 
     def _run(self) -> None:
         gone = False
@@ -116,7 +116,7 @@ class NotificationQueue:
     def _is_replaced(self) -> bool:
         with self._lock:
             this = threading.current_thread()
-            if this is self._thread:
+            if this is self._sender:
                 self._sending = None
                 return False
             with suppress(KeyError):

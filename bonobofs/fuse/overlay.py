@@ -59,14 +59,6 @@ _GROWTH: Final = frozenset(
 """Operations that need space."""
 
 
-class CrossLayerError(OSError):
-    """EXDEV with its rule, reason and advice."""
-
-    def __init__(self, words: tuple[str, str, str]) -> None:
-        super().__init__(errno.EXDEV, os.strerror(errno.EXDEV))
-        self.words = words
-
-
 class UpperDir:
     """The directory of the overlay's upper layer that is merged with one directory of the source.
 

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from bonobofs.enforcement.authorizer import RelatedChange, WrongLayerError
+from bonobofs.enforcement.authorizer import RelatedChange
 from bonobofs.enforcement.write_batches import WriteBatch
 from bonobofs.errors import os_error
 from bonobofs.fuse.inode_table import Node
 from bonobofs.fuse.mount_context import MOST_NAMES, NOTHING, Header, MountContext
-from bonobofs.fuse.overlay import NAME, CrossLayerError, UpperDir
+from bonobofs.fuse.overlay import NAME, UpperDir
 from bonobofs.fuse.slices import Busy, Steps, finished
 from bonobofs.fuse.temp_files import TempFileOps
 from bonobofs.policy import denials
-from bonobofs.policy.decision import Code, Denied, Layer, Permit
+from bonobofs.policy.decision import Code, CrossLayerError, Denied, Layer, Permit, WrongLayerError
 from bonobofs.policy.request import EXISTS, Kind, Operation, Request, WorkspacePath
 
 Removal = Callable[[int, bytes, Permit], None]

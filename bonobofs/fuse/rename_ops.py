@@ -11,18 +11,18 @@ from struct import Struct
 from typing import Final
 
 from bonobofs.audit.entry import REPLACES
-from bonobofs.enforcement.authorizer import Admission, RelatedChange, WrongLayerError
+from bonobofs.enforcement.authorizer import Admission, RelatedChange
 from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.external_changes import fingerprint_after_rename
 from bonobofs.fuse.inode_table import Node, joined
 from bonobofs.fuse.mount_context import LEAVES, NOTHING, Handler, Header, MountContext, Reply
-from bonobofs.fuse.overlay import NAME, CrossLayerError
+from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.overlay_ops import OverlayOps
 from bonobofs.fuse.slices import Steps
 from bonobofs.fuse.temp_files import End, TempFileOps
 from bonobofs.policy import denials
-from bonobofs.policy.decision import Layer, Permit, Refused
+from bonobofs.policy.decision import CrossLayerError, Layer, Permit, Refused, WrongLayerError
 from bonobofs.policy.request import EXISTS, Context, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system import syscalls
 

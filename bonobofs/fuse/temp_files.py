@@ -27,10 +27,10 @@ from bonobofs.fuse import abi as p
 from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import Node, joined
 from bonobofs.fuse.mount_context import Header, MountContext, Reply
-from bonobofs.fuse.overlay import NAME, CrossLayerError
+from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.virtual_dir import ALL, LISTED
 from bonobofs.policy import denials
-from bonobofs.policy.decision import Denied, Layer, Permit
+from bonobofs.policy.decision import CrossLayerError, Denied, Layer, Permit
 from bonobofs.policy.request import EXISTS, STAGED, Context, Kind, Operation, Request, WorkspacePath, kind_of
 from bonobofs.system import syscalls
 from bonobofs.system.paths import is_within

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import os
 from typing import Any, ClassVar, Final, NamedTuple
 
 from bonobofs.policy.request import Operation, WorkspacePath, with_plain_members
@@ -182,6 +183,7 @@ def as_document(decision: Decision, path: str, operation: Operation) -> dict[str
     }
 
 
+# mypyc compiles no class that inherits from OSError, so all of them are here and this module is not compiled.
 class Refused(PermissionError):  # noqa: N818 - a denial is a result, not a fault
     """The policy denies a change. `errno` follows from the code; `decision` is the denial."""
 
@@ -193,3 +195,19 @@ class Refused(PermissionError):  # noqa: N818 - a denial is a result, not a faul
         sentences = filter(None, (decision.reason, decision.about, held, question, decision.instead))
         super().__init__(decision.errno, " ".join(sentences), decision.path)
         self.decision = decision
+
+
+class WrongLayerError(OSError):
+    """The decision permits the change, but in another layer than the caller is about to change; EXDEV."""
+
+    def __init__(self, permit: Permit) -> None:
+        super().__init__(errno.EXDEV, os.strerror(errno.EXDEV))
+        self.permit = permit
+
+
+class CrossLayerError(OSError):
+    """EXDEV with its rule, reason and advice."""
+
+    def __init__(self, words: tuple[str, str, str]) -> None:
+        super().__init__(errno.EXDEV, os.strerror(errno.EXDEV))
+        self.words = words
