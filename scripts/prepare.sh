@@ -73,6 +73,14 @@ new_python() {
     echo "$python"
 }
 
+# need_headers: the headers of the environment's Python, for a compiler.
+need_headers() {
+    local python
+    python=$("$VENV/bin/python" -c 'import os, sys; print(os.path.realpath(sys.executable))')
+    "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
+        need_packages "$(basename "$python")-dev"
+}
+
 # need_mail: an Agent Mail server in an environment of its own, because it needs other library versions.
 need_mail() {
     export BONOBOFS_MAIL_VENV=${BONOBOFS_MAIL_VENV:-$VENV-mail}

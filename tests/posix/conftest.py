@@ -129,7 +129,7 @@ def world(
 
 
 def _directory(path: Path, uid: int) -> Path:
-    path.mkdir()
+    path.mkdir(exist_ok=True)  # a worker that steals tests may return to a world
     if uid != os.geteuid():
         os.chown(path, uid, uid)
     return path
