@@ -43,6 +43,29 @@ def device() -> Path | None:
     return _DEVICE if is_needed() and os.access(_DEVICE, os.W_OK) else None
 
 
+class RunQueue:
+    """The number of processes that can run. While it exceeds the processors, polling takes time from the callers."""
+
+    def __init__(self) -> None:
+        self._processors: Final = os.cpu_count() or 1
+        try:
+            self._fd = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # /proc is not mounted
+            self._fd = -1
+
+    def is_full(self) -> bool:
+        """Whether a process waits for a processor."""
+        if self._fd < 0:
+            return False
+        running = os.pread(self._fd, 64, 0).split(None, 4)[3].partition(b"/")[0]
+        return int(running) > self._processors
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 class CpuLatency:
     """The PM QoS request of one server, without limit at first. Without the device, nothing happens."""
 
