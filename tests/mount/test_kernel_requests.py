@@ -6,11 +6,13 @@ import mmap
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bonobofs.fuse.abi import MAX_WRITE, ROOT_ID, Init
+from bonobofs.fuse.cpu_latency import RunQueue
 from bonobofs.fuse.kernel_transport import READ_AHEAD_KB, SPIN, KernelTransport
 from bonobofs.system import mounts
 from tests.support.mount_fixtures import MakePlace, Traffic
@@ -211,6 +213,21 @@ def test_the_server_spins_only_where_there_are_two_cpus() -> None:
     cpus = os.sched_getaffinity(0)
     assert run_in_child(spin_on, {min(cpus)}) == 0
     assert run_in_child(spin_on, cpus) == (SPIN if len(cpus) > 1 else 0)
+
+
+def test_the_run_queue_is_full_while_a_process_waits_for_a_processor() -> None:
+    """The server does not poll then: it would take the processor from its callers."""
+    queue = RunQueue()
+    busy = [
+        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range((os.cpu_count() or 1) + 1)
+    ]
+    try:
+        until(queue.is_full, "more processes run than there are processors")
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+        queue.close()
 
 
 def test_a_mapping_is_read_and_written_back(place: MakePlace) -> None:
