@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -77,8 +78,11 @@ def wait_for_end(pid: int, started: int, seconds: float) -> bool:
     """
     try:
         handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
+    except OSError as error:
+        # Instead of ESRCH, for a number that now belongs to a thread: ENOENT, before Linux 6.15 EINVAL.
+        if error.errno in (errno.ESRCH, errno.ENOENT, errno.EINVAL):
+            return True
+        raise
     try:
         if start_time(pid) != started:
             return True
