@@ -5,7 +5,6 @@ A question is about one path and one effect in one session. An answer covers one
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -40,15 +39,14 @@ class Answer(NamedTuple):
     """The operator's note for the agent; "" for none."""
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class Answers:
+class Answers(NamedTuple):
     """The answers of one session."""
 
     session: str = ""
     """UUID of the session; "": no mount, so that the operator cannot answer."""
-    paths: Mapping[tuple[str, str], Answer] = dataclasses.field(default_factory=dict)
+    paths: Mapping[tuple[str, str], Answer] = {}
     """By effect and path."""
-    patterns: Mapping[str, Matcher[Answer]] = dataclasses.field(default_factory=dict)
+    patterns: Mapping[str, Matcher[Answer]] = {}
     """By effect."""
 
     def find(self, effect: str, path: str, components: Sequence[str]) -> Answer | None:

@@ -468,6 +468,7 @@ def test_only_the_layer_store_changes_the_source() -> None:
         "cpu_latency.py": {"write"},
         "splice.py": {"write"},
         "notifications.py": {"write"},
+        "main.py": {"write"},
         "server.py": {"write", "utime"},
         "layer_store.py": MUTATORS,
     }
