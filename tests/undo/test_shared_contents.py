@@ -44,9 +44,7 @@ def _wait_for_hashes(place: Place, count: int) -> dict[str, ImageFile]:
     def is_hashed() -> bool:
         names = os.listdir(_directory(place))
         files = [file for name in names if (file := ImageFile.parse(name))]
-        hashed, waiting = (
-            {file.number for file in files if bool(file.hash) is has_hash} for has_hash in (True, False)
-        )
+        hashed, waiting = ({file.number for file in files if bool(file.hash) is has_hash} for has_hash in (True, False))
         return len(files) == len(names) and len(hashed) == count and not hashed & waiting
 
     until(is_hashed, f"the companion has hashed {count} images")
