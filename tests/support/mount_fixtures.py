@@ -19,7 +19,7 @@ import pytest
 
 from bonobofs import session
 from bonobofs.ipc.session_config import SessionConfig
-from bonobofs.session import Session, launcher
+from bonobofs.session import Session, launcher, retention
 from bonobofs.session.registration import SessionRequest, register_session
 from bonobofs.system import mounts
 from tests.support.users import IS_ROOT, NOBODY, User, run_in_child
@@ -28,7 +28,7 @@ from tests.support.world import ALLOW_ALL, ROOT, Mounted, World
 
 # An interpreter in root's home cannot import anything more once a child has become an ordinary user.
 codecs.lookup("ascii")
-LOADED = (session.start, session.unmount_session)
+LOADED = (session.start, session.unmount_session, retention)
 
 
 class Place(World):

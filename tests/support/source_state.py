@@ -44,6 +44,11 @@ def state_of(source: Path) -> State:
     return found
 
 
+def without_directory_times(state: State) -> State:
+    """Without the times of directories: an undo of some changes leaves them, and an integrity revert sets none."""
+    return {path: (*about[:3], *about[4:]) if len(about) < 6 else about for path, about in state.items()}
+
+
 def xattrs_of(path: Path) -> tuple[tuple[str, bytes], ...]:
     names = sorted(os.listxattr(path, follow_symlinks=False))
     return tuple((each, os.getxattr(path, each, follow_symlinks=False)) for each in names)

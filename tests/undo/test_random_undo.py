@@ -15,7 +15,7 @@ from bonobofs.state.home import inside_directory
 from tests.support.commands import bonobofs, environment
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.random_changes import change_at_random, make_tree
-from tests.support.source_state import State, state_of, undo
+from tests.support.source_state import state_of, undo, without_directory_times
 
 _STAGING = """
 default = "deny"
@@ -26,11 +26,6 @@ paths = ["?", "?/?", "?/?/?"]
 executable = true
 """
 """A policy under which a new name that ends in .tmp is staged, and published when it is renamed or linked."""
-
-
-def _without_dir_times(state: State) -> State:
-    """Without the times of directories: these return only if every later change of their names is taken back."""
-    return {path: (*about[:3], *about[4:]) if len(about) < 6 else about for path, about in state.items()}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -91,7 +86,7 @@ def test_turns_are_taken_back_in_any_order_without_a_conflict(own_place: MakePla
         result = undo(place, turn=name)
         assert (result["conflicts"], result["failures"]) == ([], [])
         turns.remove((place, name))
-    assert _without_dir_times(state_of(source)) == _without_dir_times(before)
+    assert without_directory_times(state_of(source)) == without_directory_times(before)
     assert out_of_order
 
 
