@@ -168,7 +168,8 @@ class CreateOps:
                 )
             make = partial(target_dir.store.symlink, directory, name, target, permit)
             self._mount.run_as(header, groups, 0, make)
-            self._mount.preimages.note_names(admission, target_dir, directory)
+            if target_dir.layer is Layer.SOURCE:
+                self._mount.preimages.after_name(admission, target_dir, directory, name)
             self._layers.add_upper(parent, target_dir, name)
         return self._created_entry(target_dir, directory, name)
 

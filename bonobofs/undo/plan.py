@@ -351,6 +351,8 @@ class _Planner:
         node = self._tree.find(change.path)
         if node is None or node.target != change.details.get("target"):
             raise UndoConflict(CHANGED if node is not None else GONE)
+        if change.after is not None and not node.has_content_of(change.after):
+            raise UndoConflict(CHANGED)
         self._remove(change.path, node)
         if change.before is not None:
             self._restore(change, change.path, change.before)

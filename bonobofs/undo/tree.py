@@ -63,8 +63,8 @@ class FileNode:
         return self.kind is Kind.DIRECTORY
 
     def has_content_of(self, state: FileState) -> bool:
-        """Whether the file is as a change left it, as far as size and time of modification tell."""
-        return self.kind is Kind.FILE and (self.size, self.mtime) == (state.size, state.mtime)
+        """Whether a file or symlink is as a change left it, as far as size and time of modification tell."""
+        return self.kind is state.kind and (self.size, self.mtime) == (state.size, state.mtime)
 
     def is_file_of(self, state: FileState) -> bool:
         """Whether it is the file of a recorded state.
