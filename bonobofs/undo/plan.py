@@ -381,6 +381,8 @@ class _Planner:
         before, after = self._before(change), self._after(change)
         if before.links == 0:
             return
+        if before._replace(links=after.links, ctime=after.ctime) == after:
+            return  # the file had the attributes
         if before.size != after.size and before.kind is Kind.FILE:
             self.content(change)
             return
