@@ -42,7 +42,7 @@ _TREE: Final = {
     "diff": _TreeEntry("undo.diff", "Show what changes did to the files, as a unified diff."),
     "undo": _TreeEntry(
         "undo.undo",
-        "Take back changes of files: exactly the selected ones, newest first.",
+        "Take back changes of files and publications: exactly the selected ones, newest first.",
     ),
     "why": _TreeEntry("why.why", "Explain whether a change is allowed and, if not, why and what to do instead."),
     "serve": _TreeEntry(

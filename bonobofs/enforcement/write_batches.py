@@ -99,8 +99,8 @@ class ScratchCounters:
 class WriteBatch:
     """Writes to one file under one intent. The intent is recorded before the first write, the outcome at the close.
 
-    `attributes` counts how often the program that began the batch set times, the owner or mode that the file had, or
-    the mode of a file that the batch created. `mode` is the mode set last; -1: none.
+    `attributes` is the number of SETATTR requests in the batch: times, an unchanged owner or mode, or the mode of a
+    file that the batch created. `mode` is the mode that they set; -1: none. `rule` is the rule that the intent names.
     """
 
     __slots__ = (
@@ -116,6 +116,7 @@ class WriteBatch:
         "not_kept",
         "permit",
         "request",
+        "rule",
         "seq",
         "size",
         "state",
@@ -135,6 +136,7 @@ class WriteBatch:
         self.request = request
         self.caller = caller
         self.counter = counter
+        self.rule = permit.rule
         self.extend(permit)
         self.generation = generation
         self.seq = seq

@@ -110,7 +110,7 @@ class AttrOps:
             permits.append(permit)
         if not valid & (_SIZE | _TIMES) and node.batch is not None and _fits_in_batch(node.batch, st, valid, fields):
             batch = self._own_batch(header, node)
-            if batch is not None and permits[-1].rule == batch.permit.rule:  # the record names the rule
+            if batch is not None and all(permit.rule == batch.rule and not permit.answer for permit in permits):
                 return self._set_in_batch(node, batch, valid, fields)
         request = Request(changes[0][0], path, kind)
         if valid & _SIZE and node.layer is Layer.SCRATCH:
@@ -165,8 +165,8 @@ class AttrOps:
         """Set attributes, and count that in the write batch."""
         try:
             self._set_others(node, valid, fields, batch.permit)
-        except OSError as error:
-            self._mount.enforcer.close_batch(node.id, error.errno or errno.EIO)
+        except OSError:
+            self._mount.enforcer.close_batch(node.id)  # its writes were made
             raise
         batch.attributes += 1
         if valid & _MODE:
@@ -419,7 +419,8 @@ def _attribute_changes(
 def _fits_in_batch(batch: WriteBatch, st: os.stat_result, valid: int, fields: tuple[int, ...]) -> bool:
     """Whether a write batch can cover a change of owner and mode. An archive sets both for each file it creates.
 
-    The file has one name and no set-id bits, and already has the owner. It has the mode, or the batch has created it.
+    The file has one name and no set-id bits, and already has the owner. Either it already has the mode, or the batch
+    created it and the mode has no set-id bits. The outcome has room for one mode.
     """
     mode = fields[11] & 0o7777
     return (
@@ -427,6 +428,7 @@ def _fits_in_batch(batch: WriteBatch, st: os.stat_result, valid: int, fields: tu
         and not st.st_mode & SET_IDS
         and (not valid & _UID or fields[13] == st.st_uid)
         and (not valid & _GID or fields[14] == st.st_gid)
+        and (not valid & _MODE or batch.mode in (-1, mode))
         and (not valid & _MODE or mode == stat.S_IMODE(st.st_mode) or (batch.creates and not mode & SET_IDS))
     )
 

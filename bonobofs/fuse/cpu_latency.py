@@ -44,10 +44,10 @@ def device() -> Path | None:
 
 
 class RunQueue:
-    """The number of processes that can run. While it exceeds the processors, polling takes time from the callers."""
+    """The number of runnable processes. If there are more than processors, polling delays the callers."""
 
     def __init__(self) -> None:
-        self._processors: Final = os.cpu_count() or 1
+        self._processors: Final = len(os.sched_getaffinity(0))
         try:
             self._fd = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # /proc is not mounted
@@ -57,8 +57,12 @@ class RunQueue:
         """Whether a process waits for a processor."""
         if self._fd < 0:
             return False
-        running = os.pread(self._fd, 64, 0).split(None, 4)[3].partition(b"/")[0]
-        return int(running) > self._processors
+        try:
+            running = int(os.pread(self._fd, 64, 0).split(None, 4)[3].partition(b"/")[0])
+        except (OSError, ValueError, IndexError):  # in a container, another program may serve this file
+            self.close()
+            return False
+        return running > self._processors
 
     def close(self) -> None:
         if self._fd >= 0:

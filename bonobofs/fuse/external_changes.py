@@ -70,11 +70,11 @@ class OwnEffects:
     def compact(self) -> None:
         """Move the values together in memory, after many nodes were forgotten.
 
-        A single value in a block of 1 MB keeps the allocator from returning it, and all blocks of a walk have some.
+        Live values are scattered over all arenas of 1 MB, and the allocator returns empty arenas only.
         """
         self._names.compact(lambda key: (key[0] + 0, b"%b" % key[1]))
         self._fingerprints.compact(lambda ino: ino + 0)
-        gc.collect()  # it empties the interpreter's own free lists
+        gc.collect()  # it empties the interpreter's own free lists; few nodes are left
 
     def note_name(self, directory: int, name: bytes, ino: int) -> None:
         """Record that the mount has made a name in the directory of this inode number lead to `ino`; 0: removed it."""
@@ -192,7 +192,7 @@ class ExternalChanges:
             self._add_suspect(self._inodes.path(node), MODIFIED, st)
 
     def note_forgotten(self, node: Node | ListedFile) -> None:
-        """Keep the fingerprint of a node that the kernel has forgotten, unless no report can be about it any more.
+        """Keep the fingerprint of a node that the kernel has forgotten, if a later report can concern it.
 
         The watcher has reported all changes before `since`. A file that was last changed earlier is compared again
         only after another change, which its fingerprint does not explain.

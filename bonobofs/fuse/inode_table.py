@@ -114,7 +114,7 @@ class Node:
 class ListedFile(NamedTuple):
     """A regular file of the source with one name, which the kernel knows from a listing alone.
 
-    It has 112 bytes, a node 240. The first request for it makes it a node.
+    It takes 112 bytes, a node 240. The first request for it makes it a node.
     """
 
     id: int
@@ -311,9 +311,9 @@ class InodeTable:
         return node
 
     def shrink(self) -> bool:
-        """Shrink the tables if many nodes were forgotten, and none since the last call. Return whether it did.
+        """Rebuild the tables after a burst of FORGETs has ended. Return True if few nodes are left.
 
-        A dict keeps its size when its keys are deleted: both have 84 MB for a million nodes.
+        A dict keeps its size when its keys are deleted: the two tables keep 84 MB after a million nodes.
         """
         before, self._forgotten_before = self._forgotten_before, self._forgotten
         if self._forgotten != before or before < max(_SHRINK_AFTER, len(self._by_id)):
@@ -323,7 +323,7 @@ class InodeTable:
             known = dict(table)
             table.clear()
             table.update(known)
-        return True
+        return len(self._by_id) < _SHRINK_AFTER
 
     def path(self, node: Node) -> WorkspacePath:
         """Return the node's path, or the last path of an orphan."""

@@ -34,6 +34,7 @@ NO_CHARACTER: Final = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 _MOST_COMPARED: Final = 32
 """Maximum of literal beginnings and ends that a name is compared with before it is looked up."""
 _MOST_DIRECTORIES: Final = 64
+"""Maximum of directories whose matcher states are cached, and of components of each."""
 
 Value = TypeVar("Value")
 
@@ -286,7 +287,7 @@ class _Globs(Generic[Value]):
         self._known: dict[str, _Node[Value]] = {}
         self.begins: tuple[str, ...] = ()
         self.ends: tuple[str, ...] = ()
-        """A name without one of these beginnings or ends matches no glob."""
+        """A name can match only if it has one of these prefixes or suffixes."""
         self._looks: list[tuple[slice, dict[str, list[tuple[Callable[[str], object] | None, _Node[Value]]]]]] = []
 
     def step(self, component: str) -> _Node[Value]:
@@ -406,7 +407,7 @@ class Matcher(Generic[Value]):
         root = self._root
         active = [each for each in (root if root.stays else None, root.deep) if each is not None]
         self._directories: dict[tuple[str, ...], _Walk[Value]] = {(): (root.subtree, active)}
-        """The walks of the last directories. Most changes are made in a few."""
+        """Cache of matcher states by directory."""
         self._empty = not (self._anywhere or active or root.subtree)
 
     def __bool__(self) -> bool:
@@ -421,7 +422,7 @@ class Matcher(Generic[Value]):
         values, active = self._enter(directory) if known is None else known
         if not components:
             return values + [value for node in active for value in node.only]
-        # As `_step`, without the states below the path: each change asks this several times.
+        # `_step` for the last component, inlined on the hot path. It needs no states below the path.
         name = components[-1]
         found = values + self._anywhere[name] if name in self._anywhere else values[:]
         for node in active:
@@ -439,17 +440,19 @@ class Matcher(Generic[Value]):
         return found
 
     def _enter(self, directory: tuple[str, ...]) -> _Walk[Value]:
-        walk = self._directories[()]
+        found, active = self._directories[()]
+        found = found[:]
         for name in directory:
-            walk = self._step(walk, name)
-        if len(self._directories) >= _MOST_DIRECTORIES:
-            self._directories = {(): self._directories[()]}
-        self._directories[directory] = walk
-        return walk
+            active = self._step(found, active, name)
+        if len(directory) <= _MOST_DIRECTORIES:
+            if len(self._directories) >= _MOST_DIRECTORIES:
+                self._directories = {(): self._directories[()]}
+            self._directories[directory] = found, active
+        return found, active
 
-    def _step(self, walk: _Walk[Value], name: str) -> _Walk[Value]:
-        found, active = walk
-        found = found + self._anywhere[name] if name in self._anywhere else found[:]
+    def _step(self, found: list[Value], active: list[_Node[Value]], name: str) -> list[_Node[Value]]:
+        """Add the values that a component matches to `found`. Return the active states after it."""
+        found += self._anywhere.get(name, ())
         following: list[_Node[Value]] = []
         for node in active:
             if node.below:
@@ -472,4 +475,4 @@ class Matcher(Generic[Value]):
                 following.append(node)
         # The state of a second ANY_DEPTH is reached from itself and from its owner. With duplicates,
         # `**/a/**/a/**/a` on a/a/a/a... would take time that grows with a power of the depth.
-        return found, following if len(following) < 3 else list(dict.fromkeys(following))
+        return following if len(following) < 3 else list(dict.fromkeys(following))

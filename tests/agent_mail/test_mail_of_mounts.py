@@ -126,9 +126,9 @@ def test_a_courier_killed_at_any_moment_sends_each_entry_once(
     world = mounted(policy=policy(fork, tmp_path))
     for number in range(4):
         (world.path / f"file-{number}").write_text("text")
+        before = len(letters(world))
         refuse(world)
         found = daemon.start(home)
-        before = len(letters(world))
         until(lambda before=before: len(letters(world)) > before, "a letter arrives", seconds=60)  # type: ignore[misc]
         refuse(world)
         os.kill(found.pid, signal.SIGKILL)

@@ -86,8 +86,8 @@ def _work(top: Path, seed: int, done: int) -> None:
     while True:
         with contextlib.suppress(OSError):
             operation, path = _change(top, chance)
-            # Of a run of writes, and of the times set in it, only the first write is on record by itself.
-            if operation not in ("write_file", "set_times"):
+            # A run of writes, with times and the mode of a new file that are set in it, has one intent.
+            if operation not in ("write_file", "set_times", "set_mode"):
                 os.write(done, f"{operation} {os.path.relpath(path, top)}\n".encode())
 
 

@@ -130,7 +130,7 @@ def test_input_status_and_arguments_pass_through(desk: Desk) -> None:
 def test_a_signal_ends_git_and_the_shim(desk: Desk, tmp_path: Path) -> None:
     """The real git receives SIGTERM and removes its lock, and the grant ends."""
     editor = tmp_path / "editor"
-    editor.write_text(f"#!/bin/sh\n: >{tmp_path}/open\nread x <{tmp_path}/fifo\n")
+    editor.write_text(f"#!/bin/sh\n: >{tmp_path}/open\nread x <{tmp_path}/fifo\ncd /\n: >{tmp_path}/closed\n")
     editor.chmod(0o755)
     os.mkfifo(tmp_path / "fifo")
     (desk.world.path / "docs/a.md").write_text("two\n")
@@ -142,6 +142,7 @@ def test_a_signal_ends_git_and_the_shim(desk: Desk, tmp_path: Path) -> None:
         assert running.wait(30) in (128 + signal.SIGTERM, -signal.SIGTERM)
     with open(tmp_path / "fifo", "w", encoding="ascii") as fifo:
         fifo.write("\n")
+    until((tmp_path / "closed").exists, "the editor has left the mount")
     assert not (desk.world.path / ".git/index.lock").exists()
 
 
