@@ -53,8 +53,8 @@ class RunQueue:
         except OSError:  # /proc is not mounted
             self._fd = -1
 
-    def is_full(self) -> bool:
-        """Whether a process waits for a processor."""
+    def is_oversubscribed(self) -> bool:
+        """Whether more processes are runnable than there are processors."""
         if self._fd < 0:
             return False
         try:

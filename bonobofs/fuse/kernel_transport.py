@@ -32,8 +32,8 @@ from bonobofs.system import mounts, syscalls
 
 SPIN: Final = 200
 """Polls before the thread sleeps, with two CPUs or more."""
-_BETWEEN_LOOKS: Final = 40
-"""Polls between two looks at the run queue, which take 1 us each."""
+_BETWEEN_CHECKS: Final = 40
+"""Polls between two checks of the run queue, which take 1 us each."""
 READ_AHEAD_KB: Final = 512
 """Four times the default: 1 GiB is read in five sixths of the time. More does not fit in the processor's cache."""
 _MS_NOSUID: Final = 2
@@ -378,11 +378,11 @@ class KernelTransport:
     def _spin(self) -> bool:
         """Poll for a request while no process waits for a processor. Return whether there is a request."""
         poll = self._request_poll.poll
-        for _ in range(self.spins // _BETWEEN_LOOKS):
-            for _ in range(_BETWEEN_LOOKS):
+        for _ in range(self.spins // _BETWEEN_CHECKS):
+            for _ in range(_BETWEEN_CHECKS):
                 if poll(0):
                     return True
-            if self._run_queue.is_full():
+            if self._run_queue.is_oversubscribed():
                 return False
         return False
 

@@ -1,8 +1,8 @@
 """Entry of the server process of one mount; standard input has its configuration as JSON.
 
-`mount` starts it before its own checks, so that both load at the same time. The first line of the configuration is all
-that the companion needs to start, and it is forked then: the modules that both need are loaded before, the others in
-both processes at the same time.
+`mount` starts it before its own checks, so that both load at the same time. The server forks the companion after the
+first line of the configuration. It imports the modules that both need before the fork. Each process then imports its
+own.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Final
 
 from bonobofs.system import mount_probe
 
-_OF_BOTH: Final = ("bonobofs.audit.recovery", "bonobofs.enforcement.authorizer")
+_SHARED_MODULES: Final = ("bonobofs.audit.recovery", "bonobofs.enforcement.authorizer")
 """Modules that server and companion need, with all that these import."""
 
 
 def main() -> int:
     """Serve the mount that standard input describes; the exit status.
 
-    Arguments: MOUNTPOINT, and for a server of which `mount` waits in the background: CONFIG_FD READY_FD ERRORS_FD.
+    Arguments: MOUNTPOINT; for a server in the background, also CONFIG_FD READY_FD ERRORS_FD.
     """
-    if len(sys.argv) > 2 and _fork_probe(*map(int, sys.argv[2:])):
+    if len(sys.argv) > 2 and _fork_server(*map(int, sys.argv[2:])):
         mount_probe.main()
     from bonobofs.fuse.companion_supervisor import start_server  # noqa: PLC0415 - after the fork of the probe
     from bonobofs.ipc.session_config import SessionConfig, StartConfig  # noqa: PLC0415
@@ -33,7 +33,7 @@ def main() -> int:
     os.chdir("/")
     syscalls.forbid_tracing()
     syscalls.raise_limit()
-    for name in _OF_BOTH:
+    for name in _SHARED_MODULES:
         import_module(name)
     line = sys.stdin.readline()
     if not line:
@@ -54,7 +54,7 @@ def main() -> int:
     return serve(config, start, policy)
 
 
-def _fork_probe(config: int, ready: int, errors: int) -> bool:
+def _fork_server(config: int, ready: int, errors: int) -> bool:
     """Fork the server from this process, which becomes the probe: the caller waits for its child. True: the probe.
 
     The server has the configuration as its standard input, and `errors` as its standard error. It reports its pid on

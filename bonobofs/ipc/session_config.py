@@ -34,7 +34,7 @@ class RepositoryConfig(NamedTuple):
 
 
 class StartConfig(NamedTuple):
-    """What the server needs to start the companion, and the policy. It comes before the rest, in a line of its own."""
+    """What the server needs to start the companion, and the policy. Sent first, as one line."""
 
     source: str
     policy: dict[str, Any]

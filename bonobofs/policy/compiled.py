@@ -45,7 +45,7 @@ _EXAMPLES: Final = (".example", ".sample", ".template")
 """Suffixes of files that show the form of a secret file."""
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)  # a mount waits while methods are generated
+@dataclasses.dataclass(slots=True, eq=False, repr=False)  # generating __eq__ and __repr__ slows the start
 class Rule:
     """One [[rule]]. `order` is its index in the file, `rank` its index from the widest rule to the narrowest."""
 
@@ -194,7 +194,7 @@ class Temporary:
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Policy:
-    """A compiled policy. It is immutable."""
+    """A compiled policy. No code changes it."""
 
     document: Mapping[str, Any]
     digest: str

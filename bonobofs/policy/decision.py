@@ -183,7 +183,7 @@ def as_document(decision: Decision, path: str, operation: Operation) -> dict[str
     }
 
 
-# mypyc compiles no class that inherits from OSError, so all of them are here and this module is not compiled.
+# mypyc compiles no subclass of OSError. So these classes are in this module, which is not compiled.
 class Refused(PermissionError):  # noqa: N818 - a denial is a result, not a fault
     """The policy denies a change. `errno` follows from the code; `decision` is the denial."""
 

@@ -374,7 +374,7 @@ class _Node(Generic[Value]):
 
 
 _Walk = tuple[list[Value], list[_Node[Value]]]
-"""The automaton after some components: the values of all patterns that match the path so far or lead below it, and the
+"""The automaton after the components of a directory: the values of all patterns that match every path below it, and the
 active states.
 """
 

@@ -71,7 +71,10 @@ class Probe:
 
 
 class ServerStart(Probe):
-    """A server that loads its modules and waits for its configuration. Its parent is the probe, which init replaces."""
+    """A server that loads its modules and waits for its configuration.
+
+    Its parent is the probe. When the probe exits, init adopts the server.
+    """
 
     def __init__(self, mountpoint: str) -> None:
         self._ready, ready_end = os.pipe()

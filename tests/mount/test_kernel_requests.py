@@ -222,7 +222,7 @@ def test_the_run_queue_is_full_while_a_process_waits_for_a_processor() -> None:
         subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range((os.cpu_count() or 1) + 1)
     ]
     try:
-        until(queue.is_full, "more processes run than there are processors")
+        until(queue.is_oversubscribed, "more processes run than there are processors")
     finally:
         for process in busy:
             process.kill()
