@@ -62,7 +62,7 @@ class CallerProcess:
 
     def __init__(self, program: tuple[int, str, int], observed: dict[str, Any], claimed: dict[str, str]) -> None:
         """`program` is the start time, the name and a digest of the arguments: they tell programs of one pid apart."""
-        self.program: Final = program
+        self.program = program
         self.observed: Final = observed
         self.claimed: Final = claimed
         self.parent: CallerProcess | None = None

@@ -208,7 +208,7 @@ def test_a_pid_that_another_program_has_now_is_another_process() -> None:
         assert second.observed["command"] == "cat"
         assert first is not second
         # The same program under a pid with another start time.
-        second.program = (1, *second.program[1:])  # type: ignore[misc]
+        second.program = (1, *second.program[1:])
         assert table.find(process.pid, 0, 3.0).process is not second
         process.stdin.close()
 
