@@ -16,6 +16,7 @@ import pytest
 
 from bonobofs.system import mounts
 from tests.support.users import BEN, User, outcome, run_in_child
+from tests.support.wait import until
 from tests.support.world import NOBODY, OrdinaryUser, environment
 
 pytestmark = pytest.mark.root
@@ -286,4 +287,4 @@ def test_git_trusts_a_work_tree_of_root_and_gains_no_right_there(guested: Gueste
         os.chdir(guested.path)
         return outcome(os.mkdir, "made")
 
-    assert run_in_child(make, user=User(NOBODY, NOBODY)) is None
+    until(lambda: run_in_child(make, user=User(NOBODY, NOBODY)) is None, "the mount shows the new mode")
