@@ -12,6 +12,7 @@ import errno
 import io
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -31,6 +32,9 @@ from bonobofs.undo.plan import CHANGING_NAMES, SourceRefs, UndoStep
 from bonobofs.undo.preimages import xattrs_of
 
 _CALLER: Final = Caller("undo")
+_INODE_NOTE: Final = re.compile(rb"(?<![^ ])(\d+) ")
+"""A note of a journal with its final space: a full disk or a power loss may cut the last one."""
+_DIR_TIME_NOTE: Final = re.compile(rb"@(\d+):(-?\d+) ")
 _LONGEST_VALUE: Final = 1 << 16
 """Bytes of the largest extended attribute of Linux."""
 _SENT: Final = 0x7FFFF000
@@ -184,22 +188,30 @@ class Execution:
 
     def _arrivals(self, operation: Operation, path: str, to: str) -> Iterator[RelatedChange]:
         """Yield what the policy judges when a file, with all that is below it, gets another path. OSError."""
+        pending = [""]  # no recursion: an agent chooses the depth
+        while pending:
+            below = pending.pop()
+            kind, context, names = self._arriving(path + below)
+            yield RelatedChange(
+                Request(operation, WorkspacePath(to + below), kind), context._replace(carried=bool(below))
+            )
+            pending += [f"{below}/{name}" for name in names]
+
+    def _arriving(self, path: str) -> tuple[Kind, Context, list[str]]:
+        """Return what the policy judges of the file at a path, and the names in a directory. OSError."""
         with self._directory(path) as (directory, name):
             st = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            kind, context, names = kind_of(st.st_mode), Context(in_source=True), list[str]()
+            kind, context = kind_of(st.st_mode), Context(in_source=True)
             if kind is Kind.SYMLINK:
-                context = Context(target=os.readlink(os.fsdecode(name), dir_fd=directory), in_source=True)
-            elif kind in (Kind.FILE, Kind.DIRECTORY):
-                with _opened(directory, name) as fd:
-                    if kind is Kind.DIRECTORY:
-                        names = os.listdir(fd)
-                    else:
-                        head, mode = os.pread(fd, HEAD_BYTES, 0), stat.S_IMODE(st.st_mode)
-                        context = Context(size=st.st_size, mode=mode, head=head, in_source=True)
-        yield RelatedChange(Request(operation, WorkspacePath(to), kind), context)
-        for each in names:
-            for below in self._arrivals(operation, f"{path}/{each}", f"{to}/{each}"):
-                yield below._replace(context=below.context._replace(carried=True))
+                target = os.readlink(os.fsdecode(name), dir_fd=directory)
+                return kind, Context(target=target, in_source=True), []
+            if kind not in (Kind.FILE, Kind.DIRECTORY):
+                return kind, context, []
+            with _opened(directory, name) as fd:
+                if kind is Kind.DIRECTORY:
+                    return kind, context, os.listdir(fd)
+                head, mode = os.pread(fd, HEAD_BYTES, 0), stat.S_IMODE(st.st_mode)
+                return kind, Context(size=st.st_size, mode=mode, head=head, in_source=True), []
 
     def _kind(self, path: str) -> Kind:
         st = self._stat(path)
@@ -415,7 +427,7 @@ class UndoJournal:
             if b"!" in text
         ]
         """Numbers of the steps that failed before the undo was killed, with the reasons."""
-        self._begun: Final = int([b"0", *filter(bytes.isdigit, begun.split())][-1])
+        self._begun: Final = int([b"0", *_INODE_NOTE.findall(begun)][-1])
         self._descriptor = -1
 
     @classmethod
@@ -498,8 +510,7 @@ def _directories(step: UndoStep) -> set[str]:
 
 
 def _dir_times(text: bytes) -> dict[int, int]:
-    words = (word[1:].split(b":") for word in text.split() if word.startswith(b"@"))
-    return {int(ino): int(time) for ino, time in words}
+    return {int(ino): int(time) for ino, time in _DIR_TIME_NOTE.findall(text)}
 
 
 def _of(directory: int, name: bytes) -> bytes:

@@ -136,6 +136,7 @@ def _write(directory: int, name: str, data: bytes) -> None:
     with io.FileIO(os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=directory), "w") as file:
         if file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fdatasync(file.fileno())  # after a power loss, a name without its content would replace the copy in the pack
         os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=directory, follow_symlinks=True)
 
 

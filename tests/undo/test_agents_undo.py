@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from bonobofs.undo.execution import UndoJournal
 from tests.support.commands import bonobofs
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.source_state import state_of, undo
+from tests.support.users import run_in_child
 from tests.support.wait import until
 
 _ROLE = '[role.agent]\nwrite = ["**"]\ntools = ["undo"]\n'
@@ -107,3 +109,34 @@ def test_an_undo_brings_no_content_where_the_policy_refuses_it(
     assert done.returncode == 1
     assert json.loads(done.stdout)["taken_back"] == []
     assert state_of(source) == changed
+
+
+def test_a_deep_directory_that_an_agent_moved_is_taken_back(own_place: MakePlace, tmp_path: Path) -> None:
+    """A move of a thousand levels neither fails nor keeps later undos of the source from being made."""
+    place = own_place(policy=_ALL)
+
+    def move() -> None:
+        os.chdir(place.path)
+        os.mkdir("top")
+        os.chdir("top")
+        for _ in range(1200):
+            os.mkdir("d")
+            os.chdir("d")
+        os.chdir(place.path)
+        os.rename("top", "moved")
+
+    run_in_child(move)
+    last = [entry for entry in place.entries() if entry.operation == "rename" and entry.kind == "intent"][-1]
+    result = undo(place, change=f"{place.session.session[:8]}:{last.seq}")
+    assert (result["conflicts"], result["failures"]) == ([], [])
+    assert sorted(os.listdir(place.source)) == ["top"]
+
+
+@pytest.mark.parametrize("end", [b"", b"@", b"@12", b"@12:", b"@12:3", b"45", b"@12:3 @", b"@12:3 45"])
+def test_the_cut_note_of_a_killed_undo_is_ignored(tmp_path: Path, end: bytes) -> None:
+    """A full disk or a power loss cuts the journal at any byte. The notes before the cut hold."""
+    journal = UndoJournal(tmp_path, "session", [], b"@7:8 9 ." + b"@1:2 6 " + end)
+    assert journal.done == 1
+    assert journal.begun == 6
+    assert journal.begun_dir_times == {1: 2, **({12: 3} if b"3 " in end else {})}
+    assert journal.dir_times == {7: 8, **journal.begun_dir_times}
