@@ -65,15 +65,15 @@ def _hash_image(directory: Path, file: ImageFile, rest: Rest) -> None:
 
 
 def _is_written(fd: int) -> bool:
-    """Return whether a process has a file open for writing: its content is not final.
+    """Return whether a process may have a file open for writing: its content is not final.
 
     A program outside of mounts may still write to a removed file, such as its log. The kernel then refuses a lease.
     """
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # ends no process, if the kernel revokes the lease at once
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except OSError as error:  # any other: this file system has no leases, or the file belongs to another user
-        return error.errno == errno.EAGAIN
+    except OSError:  # EAGAIN; or the file system has no leases, or the file belongs to another user: it is unknown
+        return True
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return False
 
