@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,9 +70,7 @@ def test_a_mount_shows_what_an_undo_did_and_reports_nothing(
     assert state_of(source) == before
     until(lambda: _times(place.path) == _times(source), "the mount shows the times")
     place.umount()
-    # The watcher may list the file below the directory that the operator's undo has moved back.
-    reported = {entry.path for entry in place.entries() if entry.operation == "out_of_band"}
-    assert reported <= ({"d/e/g"} if take_back is _operators else set())
+    assert [entry.path for entry in place.entries() if entry.operation == "out_of_band"] == []
 
 
 def _large(path: Path) -> None:
@@ -111,7 +110,7 @@ def test_an_undo_brings_no_content_where_the_policy_refuses_it(
     assert state_of(source) == changed
 
 
-def test_a_deep_directory_that_an_agent_moved_is_taken_back(own_place: MakePlace, tmp_path: Path) -> None:
+def test_a_deep_directory_that_an_agent_moved_is_taken_back(own_place: MakePlace) -> None:
     """A move of a thousand levels neither fails nor keeps later undos of the source from being made."""
     place = own_place(policy=_ALL)
 
@@ -130,6 +129,7 @@ def test_a_deep_directory_that_an_agent_moved_is_taken_back(own_place: MakePlace
     result = undo(place, change=f"{place.session.session[:8]}:{last.seq}")
     assert (result["conflicts"], result["failures"]) == ([], [])
     assert sorted(os.listdir(place.source)) == ["top"]
+    subprocess.run(["rm", "-rf", place.source / "top"], check=True)  # the clean-up of pytest recurses
 
 
 @pytest.mark.parametrize("end", [b"", b"@", b"@12", b"@12:", b"@12:3", b"45", b"@12:3 @", b"@12:3 45"])
