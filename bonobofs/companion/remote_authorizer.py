@@ -97,12 +97,16 @@ class RemoteAuthorizer:
         reply = self._ask(MessageKind.EXPLAIN, change._asdict())[1]
         return Operation(reply["operation"]), decode_decision(reply)
 
-    def decide_each(self, questions: list[tuple[Request, Context]]) -> dict[int, Denied]:
-        """Return the denials of the mount, by the index of the question."""
+    def decide_each(self, questions: list[tuple[Request, Context]], *, in_source: bool = False) -> dict[int, Denied]:
+        """Return the denials of the mount, by the index of the question.
+
+        `in_source`: the files are or will be in the source, so a temporary name is not staged.
+        """
         denied = {}
         for offset in range(0, len(questions), _BATCH):
             encoded = [encode_request(*question) for question in questions[offset : offset + _BATCH]]
-            for number, document in self._ask(MessageKind.DECIDE_EACH, {"questions": encoded})[1]["denied"]:
+            message = {"questions": encoded, "in_source": in_source}
+            for number, document in self._ask(MessageKind.DECIDE_EACH, message)[1]["denied"]:
                 denied[offset + number] = decode_denied(document)
         return denied
 

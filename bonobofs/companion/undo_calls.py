@@ -31,7 +31,7 @@ def _preview(
 
     _record(session, "undo.preview", path)
     selected = _selection(session, change, turn, since, path, this_session=this_session)
-    planned = undo_service.preview(session.home, session.session.source, selected, _refs(session))
+    planned = undo_service.preview(session.home, session.session.source, selected, _refs(session), session.guard)
     return undo_service.as_document(undo_service.UndoResult(planned, [], 0))
 
 
@@ -57,7 +57,7 @@ def _undo(
             own.session,
             session.guard,
             _refs(session),
-            agent=own.agent_id,
+            session.guard,
         )
     return undo_service.as_document(result)
 

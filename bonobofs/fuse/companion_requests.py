@@ -206,10 +206,14 @@ class RemoteAuthorization:
         denied = []
         for number, question in enumerate(request["questions"]):
             change = _change(question)
-            decision = self._enforcer.decide(change.request, change.context)
+            if request["in_source"]:
+                decision = self._decide_in_source(change)
+            else:
+                decision = self._enforcer.decide(change.request, change.context)
+                published = self._enforcer.decide_published(change.request) if isinstance(decision, Denied) else None
+                decision = published if isinstance(published, Denied) else decision
             if isinstance(decision, Denied):
-                published = self._enforcer.decide_published(change.request)
-                denied.append([number, encode_denied(published if isinstance(published, Denied) else decision)])
+                denied.append([number, encode_denied(decision)])
         return {"denied": denied}
 
     def _grant(self, request: Document) -> Document:

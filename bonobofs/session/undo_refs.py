@@ -16,7 +16,7 @@ from bonobofs.errors import GitError
 from bonobofs.git.source_refs import find_git_dirs, read_head, read_ref
 from bonobofs.policy.request import Request
 from bonobofs.undo.changes import RefMove
-from bonobofs.undo.plan import UndoStep
+from bonobofs.undo.steps import UndoStep
 
 if TYPE_CHECKING:
     from bonobofs.git.git_worker import GitWorker

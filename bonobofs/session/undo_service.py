@@ -9,14 +9,16 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Unpack
 
 from bonobofs.audit.reader import since as moment_of
 from bonobofs.audit.writer import Trail, TrailIdentity
-from bonobofs.enforcement.authorizer import Authorizer
+from bonobofs.enforcement.authorizer import Admission, Authorizer, ChangeRecord, RelatedChange
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import StateError, UsageError
-from bonobofs.policy.request import Principal
+from bonobofs.policy.decision import Denied, Permit
+from bonobofs.policy.engine import compile_policy, decide_in_source
+from bonobofs.policy.request import NO_FACTS, Context, Principal, Request
 from bonobofs.session.change_history import change_document, images_of, session_named, sessions_of
 from bonobofs.session.session_list import flush_servers
 from bonobofs.session.undo_refs import OperatorAuthorizer, RefsOfSource
@@ -27,11 +29,11 @@ from bonobofs.system.locks import locked
 from bonobofs.system.processes import start_time
 from bonobofs.undo.changes import Change, Selection, all_changes, moment_of_change, parse_id
 from bonobofs.undo.difference import FileDifference, differences
-from bonobofs.undo.execution import Execution, Failure, UndoJournal
+from bonobofs.undo.execution import CALLER, Execution, Failure, StepAuthorizer, UndoJournal
 from bonobofs.undo.image_expiry import expire, places_of
-from bonobofs.undo.images import Image
+from bonobofs.undo.images import Image, Images
 from bonobofs.undo.path_history import NumberQuery, PathQuery, find_changes
-from bonobofs.undo.plan import Plan, Record, plan
+from bonobofs.undo.plan import Judge, Plan, Record, plan
 
 if TYPE_CHECKING:
     from bonobofs.git.git_worker import GitWorker
@@ -48,6 +50,39 @@ _ALLOW_ALL: Final = {
     "devices": True,
     "git": {"protected_branches": [], "message_pattern": ""},
 }
+
+
+class AgentAuthorizer(Authorizer, Protocol):
+    """The authorizer of a session whose agent takes back its changes (`companion.RemoteAuthorizer`)."""
+
+    plain_policy: dict[str, Any]
+
+    def decide_each(self, questions: list[tuple[Request, Context]], *, in_source: bool) -> dict[int, Denied]:
+        """Return the denials by the index of the question. `in_source`: the files are or will be in the source."""
+
+
+class LimitedAuthorizer:
+    """The operator's authorizer for the undo of an agent that was killed: the agent's policy must permit each step."""
+
+    def __init__(self, authorizer: Authorizer, principal: list[str], policy: dict[str, Any]) -> None:
+        """`principal` and `policy`: those of the agent when the undo began, as JSON data."""
+        self._authorizer: Final = authorizer
+        self._agent: Final = Principal(*principal)
+        self._policy: Final = compile_policy(policy)
+
+    def decide(self, request: Request, context: Context = NO_FACTS) -> Permit | Denied:
+        """As `Authorizer.decide`."""
+        return decide_in_source(self._policy, self._agent, request, context)
+
+    def authorize(
+        self, request: Request, context: Context = NO_FACTS, *related: RelatedChange, **record: Unpack[ChangeRecord]
+    ) -> Admission:
+        """As `Authorizer.authorize`."""
+        for each in (RelatedChange(request, context), *related):
+            decision = self.decide(each.request, each.context)
+            if isinstance(decision, Denied):
+                raise self._authorizer.deny(decision, CALLER)
+        return self._authorizer.authorize(request, context, *related, **record)
 
 
 class UndoResult(NamedTuple):
@@ -123,14 +158,22 @@ def _turn(home: Path, source: str, turn: str, names: list[str], agent: str | Non
     raise UsageError(f"no change of {source} is in a turn named {turn!r}; `bonobofs history PATH` shows the turns")
 
 
-def preview(home: Path, source: str, selected: Selection, refs: RefsOfSource) -> Plan:
-    """Return what an undo of the selected changes would do. Nothing is changed. OSError."""
+def preview(
+    home: Path, source: str, selected: Selection, refs: RefsOfSource, authorizer: AgentAuthorizer | None = None
+) -> Plan:
+    """Return what an undo of the selected changes would do. Nothing is changed. OSError.
+
+    `authorizer`: judges the steps of an agent's undo; None: the operator's undo, of which every step is permitted.
+    """
     changes = changes_of_source(home, source)
-    return _plan(home, source, [change for change in changes if change in selected], changes, refs)
+    chosen = [change for change in changes if change in selected]
+    return plan(refs.source, chosen, Record.of(changes), images_of(home, source), refs, _judge(authorizer))
 
 
-def _plan(home: Path, source: str, chosen: list[Change], changes: list[Change], refs: RefsOfSource) -> Plan:
-    return plan(refs.source, chosen, Record.of(changes), images_of(home, source).has, refs)
+def _judge(authorizer: AgentAuthorizer | None) -> Judge | None:
+    if authorizer is None:
+        return None
+    return lambda changes: authorizer.decide_each([(each.request, each.context) for each in changes], in_source=True)
 
 
 def undo(home: Path, source: str, selected: Selection, *, dry_run: bool = False) -> dict[str, Any]:
@@ -167,30 +210,41 @@ def take_back(
     session: str,
     authorizer: Authorizer,
     refs: RefsOfSource,
-    *,
-    agent: str = "",
+    agent: AgentAuthorizer | None = None,
 ) -> UndoResult:
     """Complete the killed undos of the source, then take back the selected changes. OSError.
 
-    `session`: UUID of the session that has the changes of the undo. `agent`: UUID of the agent whose undo it is; "" for
-    the operator. StateError: another's undo was killed.
+    `session`: UUID of the session that has the changes of the undo. `agent`: the authorizer of the agent whose undo it
+    is; None: the operator. The operator completes an agent's undo under the policy that the agent had. StateError:
+    another's undo was killed.
     """
     with _undoing(home):
         journals = UndoJournal.unfinished(home / "undo", source)
-        if agent and any(about.get("agent") != agent for _, about in journals):
-            raise StateError("another undo of this source was killed; the operator's next undo completes it")
+        for _, about in journals:
+            if agent is not None and about.get("agent") != agent.agent.id:
+                owner = about["principal"][0] if about.get("agent") else ""
+                remedy = f"the next undo of {owner} or the operator's" if owner else "the operator's next undo"
+                raise StateError(f"another undo of this source was killed; {remedy} completes it")
+        images = images_of(home, source)
         failures: list[Failure] = []
-        for journal, _ in journals:
-            failures += _make(home, source, authorizer, journal, refs)
+        for journal, about in journals:
+            limited: StepAuthorizer = authorizer
+            if agent is None and about.get("agent"):
+                limited = LimitedAuthorizer(authorizer, about["principal"], about["policy"])
+            failures += _make(limited, images, journal, refs, is_judged=bool(about.get("agent")))
         changes = changes_of_source(home, source)
         completed = {change for _, about in journals for change in about["changes"]}
         new = [change for change in changes if change in selected and change.id not in completed]
-        planned = _plan(home, source, new, changes, refs)
+        planned = plan(refs.source, new, Record.of(changes), images, refs, _judge(agent))
+        for denied in planned.denials:
+            authorizer.deny(denied, CALLER)
         if planned.steps:
-            about = {"source": source, "agent": agent, "changes": [change.id for change in planned.taken_back]}
+            about = {"source": source, "changes": [change.id for change in planned.taken_back]}
+            if agent is not None:
+                about |= {"agent": agent.agent.id, "principal": agent.agent, "policy": agent.plain_policy}
             name = f"{session}-{secrets.token_hex(4)}"
             journal = UndoJournal.begin(home / "undo", name, planned.steps, about)
-            failures += _make(home, source, authorizer, journal, refs)
+            failures += _make(authorizer, images, journal, refs, is_judged=agent is not None)
     taken_back = [*planned.taken_back, *(change for change in reversed(changes) if change.id in completed)]
     steps = [*(step for journal, _ in journals for step in journal.steps), *planned.steps]
     return UndoResult(Plan(steps, taken_back, planned.refusals), failures, len(journals), session)
@@ -202,8 +256,10 @@ def _undoing(home: Path) -> contextlib.AbstractContextManager[int]:
     return locked(home / "undo" / "lock")
 
 
-def _make(home: Path, source: str, authorizer: Authorizer, journal: UndoJournal, refs: RefsOfSource) -> list[Failure]:
-    execution = Execution(refs.source, authorizer, images_of(home, source), refs)
+def _make(
+    authorizer: StepAuthorizer, images: Images, journal: UndoJournal, refs: RefsOfSource, *, is_judged: bool
+) -> list[Failure]:
+    execution = Execution(refs.source, authorizer, images, refs, is_judged=is_judged)
     try:
         with journal.progress():
             return execution.make(journal)
@@ -215,7 +271,6 @@ def _make(home: Path, source: str, authorizer: Authorizer, journal: UndoJournal,
 def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforcer, dict[str, Any]]]:
     """Open a session of the operator, who may change everything; with its policy. StateError, TrailError."""
     from bonobofs.policy.document import PolicyDocument  # noqa: PLC0415 - `undo --dry-run` needs neither of them
-    from bonobofs.policy.engine import compile_policy  # noqa: PLC0415
     from bonobofs.session.python_session import keeping, remove_strays  # noqa: PLC0415
     from bonobofs.session.registration import ChosenPolicy, SessionRequest, register_session  # noqa: PLC0415
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -271,6 +271,21 @@ def publishers(changes: Iterable[Change]) -> dict[tuple[str, str], str]:
         if change.is_publication and UNDO not in change.details
         for move in change.ref_updates
     }
+
+
+def ends_by_directory(changes: Sequence[Change]) -> dict[str, list[tuple[int, str]]]:
+    """Return the times that changes of names gave their directories, with the names of the changes, by directory.
+
+    Leaves out what an undo has taken back.
+    """
+    undone = {change.details[UNDO] for change in changes if UNDO in change.details}
+    found: dict[str, list[tuple[int, str]]] = {}
+    for change in changes:
+        if change.is_made and change.id not in undone:
+            for path, times in change.dir_times():
+                if times is not None:
+                    found.setdefault(path.rpartition("/")[0], []).append((times[1], change.id))
+    return found
 
 
 class Restoration(NamedTuple):

@@ -14,24 +14,25 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, Unpack
 
 from bonobofs.audit.entry import BY, NEW_VALUE, OLD_VALUE, TOUCHES, UNDO
 from bonobofs.audit.temp_cleanup import stray_name
-from bonobofs.enforcement.authorizer import Authorizer, Caller, RelatedChange
+from bonobofs.enforcement.authorizer import Admission, Caller, ChangeRecord, RelatedChange
 from bonobofs.errors import StateError
-from bonobofs.policy.decision import Permit
-from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Operation, Request, WorkspacePath, kind_of
+from bonobofs.policy.decision import Denied, Permit
+from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Request, kind_of
 from bonobofs.state.home import write_text
 from bonobofs.system import syscalls
 from bonobofs.undo.images import EMPTY, Image, Images
-from bonobofs.undo.plan import CHANGING_NAMES, SourceRefs, UndoStep
+from bonobofs.undo.plan import SourceRefs
 from bonobofs.undo.preimages import xattrs_of
+from bonobofs.undo.steps import FailedSteps, FileFacts, UndoStep, judged_changes
 
-_CALLER: Final = Caller("undo")
+CALLER: Final = Caller("undo")
 _INODE_NOTE: Final = re.compile(rb"(?<![^ ])(\d+) ")
 """A note of a journal with its final space: a full disk or a power loss may cut the last one."""
 _DIR_TIME_NOTE: Final = re.compile(rb"@(\d+):(-?\d+) ")
@@ -39,7 +40,8 @@ _LONGEST_VALUE: Final = 1 << 16
 """Bytes of the largest extended attribute of Linux."""
 _SENT: Final = 0x7FFFF000
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_LEFT: Final = -1
+_KEEP_TIME: Final = -1
+_AFTER_FAILURE: Final = "an earlier step of its files was not made"
 
 
 class Failure(NamedTuple):
@@ -51,16 +53,31 @@ class Failure(NamedTuple):
     """Name of the change that it should have taken back."""
 
 
+class StepAuthorizer(Protocol):
+    """What an execution needs of an `Authorizer`."""
+
+    def decide(self, request: Request, context: Context) -> Permit | Denied:
+        """As `Authorizer.decide`."""
+
+    def authorize(
+        self, request: Request, context: Context, *related: RelatedChange, **record: Unpack[ChangeRecord]
+    ) -> Admission:
+        """As `Authorizer.authorize`."""
+
+
 class Execution:
     """Makes steps in a source for one principal."""
 
-    def __init__(self, source: Path, authorizer: Authorizer, images: Images, refs: SourceRefs) -> None:
-        """`source`: the path by which to open it."""
+    def __init__(
+        self, source: Path, authorizer: StepAuthorizer, images: Images, refs: SourceRefs, *, is_judged: bool
+    ) -> None:
+        """`source`: the path by which to open it. `is_judged`: the policy judges each file of a moved directory."""
         self._authorizer: Final = authorizer
+        self._is_judged: Final = is_judged
         self._images: Final = images
         self._root: Final = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._dir_times: Final[dict[int, int]] = {}
-        """Time of each directory after the last step in it, by inode number; _LEFT: another change of it stays."""
+        """Time of each directory after the last step in it, by inode number; _KEEP_TIME: another change of it stays."""
         self._may_exist = False
         """Whether the killed undo may have created the file of the present step, without its state."""
         self._make: Final[dict[str, Callable[[UndoStep], None]]] = {
@@ -91,7 +108,9 @@ class Execution:
         """
         steps = journal.steps
         failures = [Failure(steps[number].path, reason, steps[number].change) for number, reason in journal.failures]
-        failed = {failure.path for failure in failures}
+        failed = FailedSteps()
+        for number, _ in journal.failures:
+            failed.add(steps[number])
         known = (step.arguments for step in steps if step.do == "dir_times" and "ino" in step.arguments)
         self._dir_times.update({arguments["ino"]: arguments["now"] for arguments in known} | journal.dir_times)
         if journal.is_resumed and journal.done < len(steps):
@@ -101,16 +120,19 @@ class Execution:
                 continue
             reason, self._may_exist = "", journal.is_resumed
             try:
-                if step.path not in failed and not self._is_made(step, journal):
+                if failed.blocks(step):
+                    reason = _AFTER_FAILURE
+                elif not self._is_made(step, journal):
                     self._prepare(step, journal)
-                    with self._noting_dir_times(step, journal):
-                        self._make[step.do](step)
+                    self._make_and_track(step, journal)
             except OSError as error:
                 if error.errno in _FULL:
                     raise
                 reason = error.strerror or str(error)
-                failed.add(step.path)
+            if reason:
+                failed.add(step)
                 failures.append(Failure(step.path, reason, step.change))
+                self._note_dir_times(step, journal, is_complete=False)
             journal.advance(reason)
         syscalls.syncfs(self._root)
         return failures
@@ -169,66 +191,51 @@ class Execution:
             os.close(directory)
 
     @contextmanager
-    def _change(
-        self,
-        operation: Operation,
-        step: UndoStep,
-        kind: Kind = Kind.FILE,
-        context: Context | None = None,
-        details: dict[str, Any] | None = None,
-        related: Iterable[RelatedChange] = (),
-    ) -> Iterator[tuple[Permit, int, bytes]]:
-        """Authorize a change of the step's path; the permit, the open directory and the name."""
-        request = Request(operation, WorkspacePath(step.path), kind)
+    def _change(self, step: UndoStep, details: dict[str, Any] | None = None) -> Iterator[tuple[int, bytes]]:
+        """Authorize the change of a step; its open directory and the name."""
         record = {UNDO: step.change, **(details or {})}
-        context = context or Context(in_source=True)
-        admission = self._authorizer.authorize(request, context, *related, caller=_CALLER, details=record)
-        with self._directory(step.path) as (directory, name), admission as permit:
-            yield permit, directory, name
+        first, *related = judged_changes(step, self, self._images)
+        admission = self._authorizer.authorize(first.request, first.context, *related, caller=CALLER, details=record)
+        with admission, self._directory(step.path) as opened:
+            yield opened
 
-    def _arrivals(self, operation: Operation, path: str, to: str) -> Iterator[RelatedChange]:
-        """Yield what the policy judges when a file, with all that is below it, gets another path. OSError."""
-        pending = [""]  # no recursion: an agent chooses the depth
-        while pending:
-            below = pending.pop()
-            kind, context, names = self._arriving(path + below)
-            yield RelatedChange(
-                Request(operation, WorkspacePath(to + below), kind), context._replace(carried=bool(below))
-            )
-            pending += [f"{below}/{name}" for name in names]
-
-    def _arriving(self, path: str) -> tuple[Kind, Context, list[str]]:
-        """Return what the policy judges of the file at a path, and the names in a directory. OSError."""
+    def facts_of(self, path: str) -> FileFacts:
+        """As `StepFiles.facts_of`."""
         with self._directory(path) as (directory, name):
             st = os.stat(name, dir_fd=directory, follow_symlinks=False)
             kind, context = kind_of(st.st_mode), Context(in_source=True)
             if kind is Kind.SYMLINK:
                 target = os.readlink(os.fsdecode(name), dir_fd=directory)
-                return kind, Context(target=target, in_source=True), []
-            if kind not in (Kind.FILE, Kind.DIRECTORY):
-                return kind, context, []
+                return FileFacts(kind, context._replace(target=target))
+            if kind not in (Kind.FILE, Kind.DIRECTORY) or not self._is_judged:
+                return FileFacts(kind, context)
             with _opened(directory, name) as fd:
                 if kind is Kind.DIRECTORY:
-                    return kind, context, os.listdir(fd)
+                    return FileFacts(kind, context, os.listdir(fd))
                 head, mode = os.pread(fd, HEAD_BYTES, 0), stat.S_IMODE(st.st_mode)
-                return kind, Context(size=st.st_size, mode=mode, head=head, in_source=True), []
+                return FileFacts(kind, context._replace(size=st.st_size, mode=mode, head=head))
 
-    def _kind(self, path: str) -> Kind:
+    def size_of(self, path: str) -> int | None:
+        """As `StepFiles.size_of`."""
+        st = self._stat(path)
+        return None if st is None else st.st_size
+
+    def kind_of(self, path: str) -> Kind:
+        """As `StepFiles.kind_of`."""
         st = self._stat(path)
         return Kind.FILE if st is None else kind_of(st.st_mode)
 
     def _remove(self, step: UndoStep) -> None:
-        context = Context(leaves=True)
-        with self._change(Operation.DELETE_FILE, step, self._kind(step.path), context) as (_, directory, name):
+        with self._change(step) as (directory, name):
             os.unlink(name, dir_fd=directory)
 
     def _rmdir(self, step: UndoStep) -> None:
-        with self._change(Operation.RMDIR, step, Kind.DIRECTORY, Context(leaves=True)) as (_, directory, name):
+        with self._change(step) as (directory, name):
             os.rmdir(name, dir_fd=directory)
 
     def _mkdir(self, step: UndoStep) -> None:
         arguments = step.arguments
-        with self._change(Operation.MKDIR, step, Kind.DIRECTORY, Context()) as (_, directory, name):
+        with self._change(step) as (directory, name):
             with suppress(FileExistsError) if self._may_exist else nullcontext():
                 os.mkdir(name, 0o700, dir_fd=directory)
             made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
@@ -246,20 +253,11 @@ class Execution:
             raise OSError(errno.ENODATA, "the old content is no longer kept")
         old = self._stat(step.path)
         with opened as content:
-            head = content.read(HEAD_BYTES)
-            context = Context(
-                size=arguments["size"],
-                size_before=0 if old is None else old.st_size,
-                mode=arguments["mode"],
-                head=head,
-                in_source=old is not None,
-            )
             if old is not None and old.st_nlink > 1:
-                self._write(step, content.fileno(), context)
+                self._write(step, content.fileno())
                 return
             temporary = stray_name().encode()
-            details = {BY: temporary.decode()}
-            with self._change(Operation.WRITE_FILE, step, Kind.FILE, context, details) as (_, directory, name):
+            with self._change(step, {BY: temporary.decode()}) as (directory, name):
                 self._replace(step, content.fileno(), directory, name, temporary)
 
     def _replace(self, step: UndoStep, content: int, directory: int, name: bytes, temporary: bytes) -> None:
@@ -292,9 +290,9 @@ class Execution:
         with content:
             return {each: os.getxattr(content.fileno(), each).hex() for each in os.listxattr(content.fileno())}
 
-    def _write(self, step: UndoStep, content: int, context: Context) -> None:
+    def _write(self, step: UndoStep, content: int) -> None:
         """Write in place a file that has several names, which all keep leading to it."""
-        with self._change(Operation.WRITE_FILE, step, Kind.FILE, context) as (_, directory, name):
+        with self._change(step) as (directory, name):
             made = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             try:
                 _fill(made, content, step.arguments["size"])
@@ -304,32 +302,20 @@ class Execution:
                 os.close(made)
 
     def _rename(self, step: UndoStep) -> None:
-        to, exchange, rename = step.arguments["to"], step.do == "exchange", Operation.RENAME
-        details: dict[str, Any] = {"to": to, TOUCHES: [to], **({"exchange": True} if exchange else {})}
-        flags = syscalls.RENAME_EXCHANGE if exchange else syscalls.RENAME_NOREPLACE
-        arrivals = list(self._arrivals(rename, step.path, to))
-        if exchange:
-            arrivals += self._arrivals(rename, to, step.path)
-        with (
-            self._directory(to) as (target, new),
-            self._change(rename, step, self._kind(step.path), Context(leaves=True), details, arrivals) as change,
-        ):
-            _, directory, name = change
+        to, is_exchange = step.arguments["to"], step.do == "exchange"
+        details: dict[str, Any] = {"to": to, TOUCHES: [to], **({"exchange": True} if is_exchange else {})}
+        flags = syscalls.RENAME_EXCHANGE if is_exchange else syscalls.RENAME_NOREPLACE
+        with self._directory(to) as (target, new), self._change(step, details) as (directory, name):
             syscalls.renameat2(directory, name, target, new, flags)
 
     def _link(self, step: UndoStep) -> None:
         of = step.arguments["of"]
-        ((request, context, *_),) = self._arrivals(Operation.LINK, of, step.path)
-        with (
-            self._directory(of) as (source, old),
-            self._change(Operation.LINK, step, request.kind, context, {"from": of}) as (_, directory, name),
-        ):
+        with self._directory(of) as (source, old), self._change(step, {"from": of}) as (directory, name):
             os.link(old, name, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
 
     def _symlink(self, step: UndoStep) -> None:
         target, mtime = step.arguments["target"], step.arguments["mtime"]
-        context = Context(target=target)
-        with self._change(Operation.SYMLINK, step, Kind.SYMLINK, context, {"target": target}) as (_, directory, name):
+        with self._change(step, {"target": target}) as (directory, name):
             with suppress(FileExistsError) if self._may_exist else nullcontext():
                 os.symlink(target, name, dir_fd=directory)
             if os.geteuid() == 0:
@@ -337,20 +323,18 @@ class Execution:
             os.utime(name, ns=(mtime, mtime), dir_fd=directory, follow_symlinks=False)
 
     def _set_mode(self, step: UndoStep) -> None:
-        kind, mode = self._kind(step.path), step.arguments["mode"]
-        context = Context(mode=mode, in_source=True) if kind is Kind.FILE else Context(in_source=True)
-        with self._change(Operation.SET_MODE, step, kind, context, {"mode": f"{mode:04o}"}) as (_, directory, name):
+        mode = step.arguments["mode"]
+        with self._change(step, {"mode": f"{mode:04o}"}) as (directory, name):
             os.chmod(_of(directory, name), mode)
 
     def _set_owner(self, step: UndoStep) -> None:
         uid, gid = step.arguments["uid"], step.arguments["gid"]
-        details = {"owner": uid, "group": gid}
-        with self._change(Operation.SET_OWNER, step, self._kind(step.path), details=details) as (_, directory, name):
+        with self._change(step, {"owner": uid, "group": gid}) as (directory, name):
             os.chown(name, uid, gid, dir_fd=directory, follow_symlinks=False)
 
     def _set_times(self, step: UndoStep) -> None:
         mtime = step.arguments["mtime"]
-        with self._change(Operation.SET_TIMES, step, self._kind(step.path)) as (_, directory, name):
+        with self._change(step) as (directory, name):
             st = os.stat(name, dir_fd=directory, follow_symlinks=False)
             os.utime(name, ns=(st.st_atime_ns, mtime), dir_fd=directory, follow_symlinks=False)
 
@@ -359,38 +343,37 @@ class Execution:
         st = self._stat(step.path)
         if st is None or self._dir_times.get(st.st_ino, st.st_mtime_ns) != st.st_mtime_ns:
             return  # another program has changed a name meanwhile
-        request = Request(Operation.SET_TIMES, WorkspacePath(step.path), Kind.DIRECTORY)
-        is_permitted = isinstance(self._authorizer.decide(request, Context(in_source=True)), Permit)
+        ((request, context, *_),) = judged_changes(step, self, self._images)
+        is_permitted = isinstance(self._authorizer.decide(request, context), Permit)
         if st.st_mtime_ns != step.arguments["mtime"] and is_permitted:
             with suppress(PermissionError):
                 self._set_times(step)
 
-    @contextmanager
-    def _noting_dir_times(self, step: UndoStep, journal: UndoJournal) -> Iterator[None]:
-        """Note the times of the directories in which a step changes names, and changes of them by other programs."""
-        paths = _directories(step)
-        for st in filter(None, map(self._stat, paths)):
+    def _make_and_track(self, step: UndoStep, journal: UndoJournal) -> None:
+        """Make a step, and keep the times of the directories in which it or another program changes names."""
+        for st in filter(None, map(self._stat, _directories(step))):
             if self._dir_times.setdefault(st.st_ino, st.st_mtime_ns) != st.st_mtime_ns:
-                self._dir_times[st.st_ino] = _LEFT
-        is_complete = False
+                self._dir_times[st.st_ino] = _KEEP_TIME
         try:
-            yield
-            is_complete = True
+            self._make[step.do](step)
         except OSError as error:
-            is_complete = error.errno in _FULL  # the next call makes the step
+            if error.errno in _FULL:
+                self._note_dir_times(step, journal, is_complete=True)  # the next call makes the step
             raise
-        finally:
-            made = self._stat(step.path) if step.do == "mkdir" else None
-            if made is not None:
-                self._dir_times.pop(made.st_ino, None)  # a removed directory had the number
-            for st in filter(None, map(self._stat, paths)):
-                is_own = is_complete and self._dir_times.get(st.st_ino) != _LEFT
-                self._dir_times[st.st_ino] = st.st_mtime_ns if is_own else _LEFT
-                journal.note_dir_time(st.st_ino, self._dir_times[st.st_ino])
+        self._note_dir_times(step, journal, is_complete=True)
+
+    def _note_dir_times(self, step: UndoStep, journal: UndoJournal, *, is_complete: bool) -> None:
+        """Note the times of the directories of a step. One with a step that was not made keeps its time."""
+        made = self._stat(step.path) if step.do == "mkdir" and is_complete else None
+        if made is not None:
+            self._dir_times.pop(made.st_ino, None)  # a removed directory had the number
+        for st in filter(None, map(self._stat, _directories(step))):
+            is_own = is_complete and self._dir_times.get(st.st_ino) != _KEEP_TIME
+            self._dir_times[st.st_ino] = st.st_mtime_ns if is_own else _KEEP_TIME
+            journal.note_dir_time(st.st_ino, self._dir_times[st.st_ino])
 
     def _set_xattr(self, step: UndoStep) -> None:
         key, value = step.arguments["name"], step.arguments["value"]
-        operation = Operation.REMOVE_XATTR if value is None else Operation.SET_XATTR
         with self._directory(step.path) as (directory, name):
             path = _of(directory, name)
             try:
@@ -398,7 +381,7 @@ class Execution:
             except OSError:
                 old = None
             details = {"name": key, OLD_VALUE: old, NEW_VALUE: value}
-            with self._change(operation, step, self._kind(step.path), details=details):
+            with self._change(step, details):
                 if value is None:
                     os.removexattr(path, key, follow_symlinks=False)
                 else:
@@ -503,10 +486,7 @@ def _opened(directory: int, name: bytes) -> Iterator[int]:
 
 def _directories(step: UndoStep) -> set[str]:
     """Return the directories in which a step changes names, and the one that it makes."""
-    if step.do not in CHANGING_NAMES:
-        return set()
-    above = {path.rpartition("/")[0] for path in (step.path, step.arguments.get("to", step.path))}
-    return above | {step.path} if step.do == "mkdir" else above
+    return step.directories | {step.path} if step.do == "mkdir" else step.directories
 
 
 def _dir_times(text: bytes) -> dict[int, int]:

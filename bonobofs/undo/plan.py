@@ -8,21 +8,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from bonobofs.audit.entry import NEW_VALUE, OLD_TARGET, OLD_VALUE, XATTRS, touched_paths
-from bonobofs.policy.request import Kind, Operation
-from bonobofs.undo.changes import Change, FileState, RefMove, Restoration, file_keys, publishers, restored_files
-from bonobofs.undo.images import EMPTY, MISSING, Image
+from bonobofs.enforcement.authorizer import RelatedChange
+from bonobofs.policy.decision import Denied, Refused
+from bonobofs.policy.request import EXISTS, Kind, Operation
+from bonobofs.undo.changes import (
+    Change,
+    FileState,
+    RefMove,
+    Restoration,
+    ends_by_directory,
+    file_keys,
+    publishers,
+    restored_files,
+)
+from bonobofs.undo.images import EMPTY, MISSING, Image, Images
 from bonobofs.undo.preimages import OF_NAMES
+from bonobofs.undo.steps import FileFacts, UndoStep, head_of, judged_changes, read_head
 from bonobofs.undo.tree import FileNode, SourceTree
 
 CHANGED: Final = "the file was changed afterwards"
 GONE: Final = "the file is gone"
 TAKEN: Final = "another file has the name"
 NO_DIRECTORY: Final = "its directory is gone"
+NOT_WRITABLE: Final = "its directory is not writable"
 NOT_EMPTY: Final = "the directory has other files"
 MOVED: Final = "the file was moved afterwards"
 LAST_NAME: Final = "it is the last name of the file"
@@ -53,30 +65,6 @@ class UndoConflict(Exception):  # noqa: N818 - a result of planning, never shown
     """A change cannot be taken back."""
 
 
-@dataclass(slots=True)
-class UndoStep:
-    """One change that the undo makes. `arguments` have a JSON form."""
-
-    do: str
-    """remove, rmdir, mkdir, put, rename, exchange, link, symlink, mode, owner, times, xattr, dir_times or publish."""
-    path: str
-    change: str
-    """Name of the change that it takes back."""
-    arguments: dict[str, Any] = field(default_factory=dict)
-    expected: list[int] | None = None
-    """Size and time of modification of the file at the path before the step; None: not compared."""
-
-    def document(self) -> dict[str, Any]:
-        """Return the step as JSON data."""
-        return {
-            "do": self.do,
-            "path": self.path,
-            "change": self.change,
-            "arguments": self.arguments,
-            "expected": self.expected,
-        }
-
-
 class UndoRefusal(NamedTuple):
     """A selected change that is not taken back."""
 
@@ -91,6 +79,12 @@ class Plan(NamedTuple):
     taken_back: list[Change]
     """Newest first."""
     refusals: list[UndoRefusal]
+    denials: Sequence[Denied] = ()
+    """Why the policy refuses changes among `refusals`."""
+
+
+Judge = Callable[[Sequence[RelatedChange]], Mapping[int, Denied]]
+"""Returns the denials of the policy, by the index of the change."""
 
 
 class Record(NamedTuple):
@@ -101,26 +95,32 @@ class Record(NamedTuple):
     """See `changes.file_keys`."""
     publishers: Mapping[tuple[str, str], str]
     """See `changes.publishers`."""
+    dir_times: Mapping[str, list[tuple[int, str]]]
+    """See `changes.ends_by_directory`."""
 
     @classmethod
     def of(cls, changes: Sequence[Change]) -> Self:
         """`changes`: all changes of the source by time."""
-        return cls(restored_files(changes), file_keys(changes), publishers(changes))
+        return cls(restored_files(changes), file_keys(changes), publishers(changes), ends_by_directory(changes))
 
 
 def plan(
-    source: Path, changes: Sequence[Change], record: Record, is_kept: Callable[[Image], bool], refs: SourceRefs
+    source: Path, changes: Sequence[Change], record: Record, images: Images, refs: SourceRefs, judge: Judge | None
 ) -> Plan:
-    """Plan to take back `changes`. `is_kept`: whether the store has an image. OSError."""
+    """Plan to take back `changes`. `judge`: the policy that permits the steps; None: all are permitted. OSError."""
     newest_first = [change for change in reversed(changes) if change.is_made or change.is_publication]
     bad: dict[str, str] = {}
+    denials: list[Denied] = []
     while True:
-        planner = _Planner(source, record, is_kept, refs, bad)
+        planner = _Planner(source, record, images, refs, bad, is_judged=judge is not None)
         planner.plan(newest_first)
+        if judge is not None and planner.bad.keys() <= bad.keys():
+            denials += planner.judge(judge)
         if planner.bad.keys() <= bad.keys():
             found = [(change, _bad_key(change, record, bad)) for change in newest_first]
             refusals = [UndoRefusal(change, bad[key]) for change, key in found if key]
-            return Plan(planner.steps, [change for change, key in found if not key], refusals)
+            taken_back = [change for change, key in found if not key and change.id not in planner.unmade]
+            return Plan(planner.steps, taken_back, refusals, denials)
         bad = {**planner.bad, **bad}
 
 
@@ -139,6 +139,10 @@ def _keys(change: Change, record: Record) -> list[str]:
     return [change.id, *record.keys.get(change.id, ()), *names]
 
 
+def _above(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
 def _empty(step: UndoStep) -> None:
     """Let a step restore a file without content, which is written or removed later."""
     step.arguments["size"] = 0
@@ -146,20 +150,27 @@ def _empty(step: UndoStep) -> None:
         step.arguments["image"] = list(EMPTY)
 
 
-CHANGING_NAMES: Final = ("remove", "rmdir", "mkdir", "put", "rename", "exchange", "link", "symlink")
-"""Steps that change a name in a directory."""
 _UNKNOWN: Final = "?"
 _OF_NAMES: Final = (Operation.CREATE_FILE, Operation.DELETE_FILE, Operation.SYMLINK, Operation.LINK, Operation.RENAME)
 
 
 class _Planner:
+    """The plan so far. It is also the `StepFiles` of the next step."""
+
     def __init__(
-        self, source: Path, record: Record, is_kept: Callable[[Image], bool], refs: SourceRefs, bad: dict[str, str]
+        self,
+        source: Path,
+        record: Record,
+        images: Images,
+        refs: SourceRefs,
+        bad: dict[str, str],
+        *,
+        is_judged: bool,
     ) -> None:
         self._source: Final = source
         self._record: Final = record
         self._tree: Final = SourceTree(source, record.restored)
-        self._is_kept: Final = is_kept
+        self._images: Final = images
         self._refs: Final = refs
         self._values_of_refs: Final[dict[str, str]] = {}
         self._excluded: Final = bad
@@ -175,11 +186,20 @@ class _Planner:
         """Directories whose time the steps change, or should change, each with the name of a change."""
         self._without_time: Final[set[FileNode]] = set()
         """Directories that have had other changes of names since: these keep the time that they get."""
+        self.unmade: Final[set[str]] = set()
+        """Names of publications that moved nothing."""
+        self._selected: Final[set[str]] = set()
+        """Names of the changes that the plan takes back."""
+        self._is_judged: Final = is_judged
+        self._judged: Final[list[tuple[Change, UndoStep, RelatedChange]]] = []
         self._change: Change
 
     def plan(self, newest_first: list[Change]) -> None:
         for change in newest_first:
-            if _bad_key(change, self._record, self._excluded):
+            if not _bad_key(change, self._record, self._excluded):
+                self._selected.add(change.id)
+        for change in newest_first:
+            if change.id not in self._selected:
                 continue
             self._change = change
             try:
@@ -210,7 +230,12 @@ class _Planner:
         for path, times in change.dir_times() if change.operation in OF_NAMES else ():
             above = self._tree.directory_of(path)
             if above is not None and (times is not None or change.operation != Operation.WRITE_FILE):
-                self._return_time(above, *(times or (0, -1)))
+                before, after = times or (0, -1)
+                begun, ends = change.entry.timestamp.timestamp() * 10**9, self._record.dir_times.get(_above(path), ())
+                others = [end for end, name in ends if before < end <= after and name not in self._selected]
+                if any(end == after or end >= begun for end in others):
+                    self._without_time.add(above)  # a change stays that was made at the same time
+                self._return_time(above, before, after)
 
     def _return_time(self, node: FileNode, before: int, after: int) -> None:
         """Give a directory the time before a change of its names, if it has that after the change."""
@@ -229,16 +254,65 @@ class _Planner:
 
     def _step(self, do: str, path: str, node: FileNode, **arguments: Any) -> UndoStep:
         step = UndoStep(do, path, self._change.id, arguments)
-        if do in CHANGING_NAMES:
-            for each in (path, arguments.get("to", path)):
-                above = self._tree.directory_of(each)
-                if above is not None:
-                    self._dirs[above] = self._change.id
+        for above in filter(None, map(self._tree.find, step.directories)):
+            self._dirs[above] = self._change.id
+            is_as_on_disk = above.real is not None and above not in self._touched
+            if is_as_on_disk and not os.access(self._source / str(above.real), os.W_OK | os.X_OK):
+                raise UndoConflict(NOT_WRITABLE)
+        if self._is_judged:
+            self._note_judged(step)
         if do != "link" and node not in self._touched and node.kind is Kind.FILE and node.real is not None:
             step.expected = [node.disk_size, node.disk_mtime]
         self._touched[node] = self._touched.get(node, 0) + 1
         self.steps.append(step)
         return step
+
+    def _note_judged(self, step: UndoStep) -> None:
+        try:
+            judged = judged_changes(step, self, self._images)
+        except OSError as error:
+            raise UndoConflict(f"the policy cannot judge it: {error.strerror}") from error
+        self._judged.extend((self._change, step, change) for change in judged)
+
+    def judge(self, judge: Judge) -> list[Denied]:
+        """Ask the policy for the steps of the plan; refuse the changes of denied ones."""
+        made = [each for each in self._judged if each[1].do]
+        judged = [each for each in made if each[1].arguments.get("size", size := each[2].context.size) == size]
+        denied = judge([change for _, _, change in judged])
+        for number, denial in sorted(denied.items()):
+            self._refuse(judged[number][0], str(Refused(denial).strerror))
+        return [denied[number] for number in sorted(denied)]
+
+    def size_of(self, path: str) -> int | None:
+        """As `StepFiles.size_of`."""
+        node = self._tree.find(path)
+        step = None if node is None else self._contents.get(node)
+        if node is None or step is None or not step.do:
+            return None if node is None else node.disk_size
+        return int(step.arguments["size"])
+
+    def kind_of(self, path: str) -> Kind:
+        """As `StepFiles.kind_of`."""
+        node = self._tree.find(path)
+        return Kind.FILE if node is None else node.kind
+
+    def facts_of(self, path: str) -> FileFacts:
+        """As `StepFiles.facts_of`."""
+        node, context = self._tree.find(path), EXISTS
+        assert node is not None
+        if node.kind is Kind.DIRECTORY:
+            return FileFacts(node.kind, context, list(self._tree.names(node)))
+        if node.kind is Kind.SYMLINK:
+            return FileFacts(node.kind, context._replace(target=node.target))
+        if node.kind is not Kind.FILE:
+            return FileFacts(node.kind, context)
+        step = self._contents.get(node)
+        if step is not None and step.do:
+            head, size = head_of(self._images, Image(*step.arguments["image"])), step.arguments["size"]
+        else:
+            assert node.real is not None
+            head, size = read_head(self._source / node.real), node.disk_size
+        return FileFacts(node.kind, context._replace(size=size, mode=node.mode & 0o7777, head=head[:size]))
 
     def _publication(self, change: Change) -> None:
         """Move the refs of a publication back, all or none."""
@@ -248,7 +322,8 @@ class _Planner:
             raise UndoConflict(MERGED if moves else NO_STATE)
         values = [self._values_of_refs.get(move.ref, self._refs.value(move.ref)) for move in moves]
         if change.outcome is None and values == [move.old for move in moves]:
-            return  # it was killed before it moved them
+            self.unmade.add(change.id)  # the session was killed before it moved them
+            return
         if values != [move.new for move in moves]:
             raise UndoConflict(REF_MOVED)
         whole = [RefMove(move.ref, self._refs.value(move.ref), move.old) for move in moves]
@@ -320,9 +395,9 @@ class _Planner:
         if node is None or not node.is_file_of(before):
             raise UndoConflict(MOVED)
         self._check_free(change.path)
+        self._step("rename", to, node, to=change.path)
         self._tree.remove(to)
         self._tree.put(change.path, node)
-        self._step("rename", to, node, to=change.path)
         if change.replaced is not None and change.replaced.ino != before.ino:
             self._restore(change, to, change.replaced)
 
@@ -330,9 +405,9 @@ class _Planner:
         other = self._tree.find(change.path)
         if node is None or other is None or not node.is_file_of(before):
             raise UndoConflict(MOVED)
+        self._step("exchange", to, node, to=change.path)
         self._tree.put(change.path, node)
         self._tree.put(to, other)
-        self._step("exchange", to, node, to=change.path)
         self._touched[other] = self._touched.get(other, 0) + 1
 
     def link(self, change: Change) -> None:
@@ -363,8 +438,8 @@ class _Planner:
             raise UndoConflict(GONE)
         if not self._tree.is_empty(node):
             raise UndoConflict(NOT_EMPTY)
-        self._tree.remove(change.path)
         self._step("rmdir", change.path, node)
+        self._tree.remove(change.path)
 
     def rmdir(self, change: Change) -> None:
         before = self._before(change)
@@ -437,7 +512,6 @@ class _Planner:
             raise UndoConflict(NO_DIRECTORY)
 
     def _remove(self, path: str, node: FileNode) -> None:
-        self._tree.remove(path)
         node.links -= 1
         pending = self._contents.get(node)
         if pending is not None and not node.links:
@@ -445,10 +519,12 @@ class _Planner:
                 self._drop(node, pending)  # the content would be written and then removed
             elif self._touched[node] == 1:
                 self._drop(node, pending)
+                self._tree.remove(path)
                 return
             else:
                 _empty(pending)
         self._step("remove", path, node)
+        self._tree.remove(path)
 
     def _drop(self, node: FileNode, step: UndoStep) -> None:
         step.do = ""
@@ -466,11 +542,8 @@ class _Planner:
             if other is None or node is None:
                 raise UndoConflict(NO_OTHER_NAME)
             node.links += 1
-            self._tree.put(path, node)
             self._step("link", path, node, of=other)
-            return
-        self._tree.put(path, node)
-        if state.kind is Kind.DIRECTORY:
+        elif state.kind is Kind.DIRECTORY:
             self._step("mkdir", path, node, **attributes, xattrs=change.details.get(XATTRS, {}))
         elif state.kind is Kind.SYMLINK:
             node.target = str(change.details.get(OLD_TARGET))
@@ -479,11 +552,12 @@ class _Planner:
             self._write(change, path, node, is_new=True)
         else:
             raise UndoConflict("a special file is not kept")
+        self._tree.put(path, node)
 
     def _write(self, change: Change, path: str, node: FileNode, *, is_new: bool = False) -> None:
         """Give a file its old content. Of several contents of an existing file only the oldest is written."""
         image = Image(change.entry.session, change.entry.seq)
-        if change.not_kept or not self._is_kept(image):
+        if change.not_kept or not self._images.has(image):
             image = MISSING if node.size or change.not_kept else EMPTY
         pending = self._contents.get(node)
         in_place = not is_new and change.before is not None and change.after is not None

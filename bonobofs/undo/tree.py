@@ -119,9 +119,10 @@ class SourceTree:
 
     def is_empty(self, node: FileNode) -> bool:
         """Return whether a directory has no names."""
-        return not any(True for _ in self._names(node))
+        return not any(True for _ in self.names(node))
 
-    def _names(self, node: FileNode) -> Iterator[str]:
+    def names(self, node: FileNode) -> Iterator[str]:
+        """Yield the names in a directory. OSError."""
         yield from (name for name, child in node.children.items() if child is not None)
         if node.real is not None:
             for name in os.listdir(os.path.join(self._source, node.real)):
@@ -142,7 +143,7 @@ class SourceTree:
         return self._search(self._root, "", state)
 
     def _search(self, top: FileNode, above: str, state: FileState) -> str | None:
-        for name in sorted(self._names(top)):
+        for name in sorted(self.names(top)):
             path = _join(above, name)
             if path == ".git":
                 continue

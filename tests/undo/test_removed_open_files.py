@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from bonobofs.session.undo_service import expire_images
-from tests.support.mount_fixtures import MakePlace, Place
+from tests.support.mount_fixtures import MakePlace
 from tests.support.source_state import state_of, undo
+from tests.support.tracing import traced
 from tests.support.wait import until
 
 pytestmark = pytest.mark.root
@@ -30,21 +31,6 @@ def _small_disk(path: Path, megabytes: int) -> Iterator[Path]:
         subprocess.run(["umount", path], check=True)
 
 
-@contextmanager
-def _traced(place: Place, log: Path, *options: str) -> Iterator[None]:
-    """Trace the threads of the server."""
-    pid = place.session.pid
-    command = ["strace", "-f", "-qq", "-s", "0", "-o", str(log), *options, "-p", str(pid)]
-    with subprocess.Popen(command) as tracer:
-        tasks = Path(f"/proc/{pid}/task")
-        until(
-            lambda: all("TracerPid:\t0\n" not in (task / "status").read_text() for task in tasks.iterdir()),
-            "strace traces all threads",
-        )
-        yield
-        tracer.terminate()
-
-
 def _threads_of(log: Path, call: str) -> set[int]:
     return {int(line.split()[0]) for line in log.read_text().splitlines() if call in line}
 
@@ -54,7 +40,7 @@ def test_a_large_removed_file_is_copied_by_a_thread(own_place: MakePlace, tmp_pa
     place = own_place()
     (place.source / "large").write_bytes(b"x" * _LARGE)
     before, log = state_of(place.source), tmp_path / "log"
-    with (place.path / "large").open("r+b") as file, _traced(place, log, "-e", "trace=sendfile,ioctl"):
+    with (place.path / "large").open("r+b") as file, traced(place, log, "-e", "trace=sendfile,ioctl"):
         (place.path / "large").unlink()
         file.write(b"new")
         file.flush()
@@ -70,7 +56,7 @@ def test_the_first_large_overwrite_is_cloned_by_a_thread(own_place: MakePlace, t
     place = own_place()
     (place.source / "large").write_bytes(b"x" * _LARGE)
     before, log = state_of(place.source), tmp_path / "log"
-    with _traced(place, log, "-e", "trace=sendfile,ioctl"), (place.path / "large").open("r+b") as file:
+    with traced(place, log, "-e", "trace=sendfile,ioctl"), (place.path / "large").open("r+b") as file:
         file.write(b"new")
     assert _threads_of(log, "FICLONE")
     assert place.session.pid not in _threads_of(log, "sendfile") | _threads_of(log, "FICLONE")
@@ -126,7 +112,7 @@ def test_a_write_waits_for_the_copy_of_a_removed_file(own_place: MakePlace, tmp_
         (source / "large").write_bytes(b"x" * (8 << 20))
         before, place = state_of(source), own_place(source=source)
         slow = ("-e", "trace=sendfile", "-e", "inject=sendfile:delay_enter=500000")
-        with (place.path / "large").open("r+b") as file, _traced(place, tmp_path / "log", *slow):
+        with (place.path / "large").open("r+b") as file, traced(place, tmp_path / "log", *slow):
             (place.path / "large").unlink()
             file.write(b"new")
             file.flush()
@@ -141,7 +127,7 @@ def test_the_end_of_a_mount_waits_for_the_copy_of_a_removed_file(own_place: Make
         (source / "large").write_bytes(b"x" * (8 << 20))
         before, place = state_of(source), own_place(source=source)
         slow = ("-e", "trace=sendfile", "-e", "inject=sendfile:delay_enter=500000")
-        with _traced(place, tmp_path / "log", *slow):
+        with traced(place, tmp_path / "log", *slow):
             (place.path / "large").unlink()
             assert place.umount().closed
         assert undo(place, agent="alice")["conflicts"] == []

@@ -1,0 +1,180 @@
+"""The steps of an undo, and what the policy judges of each: the same before an undo begins and when a step is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from bonobofs.enforcement.authorizer import RelatedChange
+from bonobofs.policy.request import EXISTS, HEAD_BYTES, Context, Kind, Operation, Request, WorkspacePath
+from bonobofs.undo.images import EMPTY, Image, Images
+
+CHANGING_NAMES: Final = ("remove", "rmdir", "mkdir", "put", "rename", "exchange", "link", "symlink")
+"""Steps that change a name in a directory."""
+
+
+@dataclass(slots=True)
+class UndoStep:
+    """One change that the undo makes. `arguments` have a JSON form."""
+
+    do: str
+    """remove, rmdir, mkdir, put, rename, exchange, link, symlink, mode, owner, times, xattr, dir_times or publish."""
+    path: str
+    change: str
+    """Name of the change that it takes back."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    expected: list[int] | None = None
+    """Size and time of modification of the file at the path before the step; None: not compared."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the step as JSON data."""
+        return {
+            "do": self.do,
+            "path": self.path,
+            "change": self.change,
+            "arguments": self.arguments,
+            "expected": self.expected,
+        }
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths that it changes or reads."""
+        return [self.path, *(self.arguments[key] for key in ("to", "of") if key in self.arguments)]
+
+    @property
+    def directories(self) -> set[str]:
+        """The directories in which it changes names."""
+        if self.do not in CHANGING_NAMES:
+            return set()
+        return {path.rpartition("/")[0] for path in (self.path, self.arguments.get("to", self.path))}
+
+
+class FailedSteps:
+    """The paths of the steps that were not made. They block later steps."""
+
+    def __init__(self) -> None:
+        self._paths: Final = set[str]()
+        self._names: Final = set[str]()
+        """Paths that may lead to other files than the later steps expect."""
+
+    def add(self, step: UndoStep) -> None:
+        """Add a step that was not made."""
+        self._paths.update(step.paths)
+        if step.do in CHANGING_NAMES:
+            self._names.update(step.paths)
+
+    def blocks(self, step: UndoStep) -> bool:
+        """Return whether a step has a path of one that was not made, or leads through a name that it did not change."""
+        return any(
+            path in self._paths or any(above in self._names for above in _directories_of(path)) for path in step.paths
+        )
+
+
+class FileFacts(NamedTuple):
+    """What the policy judges of a file that gets another path."""
+
+    kind: Kind
+    context: Context
+    names: Sequence[str] = ()
+    """Names in a directory."""
+
+
+class StepFiles(Protocol):
+    """The files of a source before a step."""
+
+    def size_of(self, path: str) -> int | None:
+        """Return the size of the file at a path in bytes; None: there is none."""
+
+    def kind_of(self, path: str) -> Kind:
+        """Return the kind of the file at a path; FILE if there is none."""
+
+    def facts_of(self, path: str) -> FileFacts:
+        """Return the facts of the file at a path. OSError."""
+
+
+def head_of(images: Images, image: Image) -> bytes:
+    """Return the first HEAD_BYTES of an image; b"" if it is not kept. OSError."""
+    content = None if image == EMPTY else images.open(image)
+    if content is None:
+        return b""
+    with content:
+        return content.read(HEAD_BYTES)
+
+
+def read_head(path: Path) -> bytes:
+    """Return the first HEAD_BYTES of a regular file. OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, HEAD_BYTES, 0)
+    finally:
+        os.close(fd)
+
+
+def judged_changes(step: UndoStep, files: StepFiles, images: Images) -> list[RelatedChange]:
+    """Return what the policy judges of a step, that at its path first. OSError: a file cannot be read."""
+    arguments = step.arguments
+    match step.do:
+        case "rename" | "exchange":
+            to = arguments["to"]
+            arrivals = list(_arrivals(files, step.path, to))
+            if step.do == "exchange":
+                arrivals += _arrivals(files, to, step.path)
+            leaving = RelatedChange(_request(Operation.RENAME, step.path, arrivals[0].request.kind), _LEAVES)
+            return [leaving, *arrivals]
+        case "link":
+            facts = files.facts_of(arguments["of"])
+            return [RelatedChange(_request(Operation.LINK, step.path, facts.kind), facts.context)]
+        case "put":
+            old = files.size_of(step.path)
+            context = Context(
+                size=arguments["size"],
+                size_before=old or 0,
+                mode=arguments["mode"],
+                head=head_of(images, Image(*arguments["image"]))[: arguments["size"]],
+                in_source=old is not None,
+            )
+            return [RelatedChange(_request(Operation.WRITE_FILE, step.path, Kind.FILE), context)]
+        case "mkdir":
+            return [RelatedChange(_request(Operation.MKDIR, step.path, Kind.DIRECTORY), Context())]
+        case "symlink":
+            context = Context(target=arguments["target"])
+            return [RelatedChange(_request(Operation.SYMLINK, step.path, Kind.SYMLINK), context)]
+    kind, context = files.kind_of(step.path), _LEAVES if step.do in ("remove", "rmdir") else EXISTS
+    if step.do == "mode" and kind is Kind.FILE:
+        context = EXISTS._replace(mode=arguments["mode"])
+    operation = Operation.REMOVE_XATTR if arguments.get("value", "") is None else _OPERATIONS[step.do]
+    return [RelatedChange(_request(operation, step.path, kind), context)]
+
+
+_LEAVES: Final = Context(leaves=True)
+_OPERATIONS: Final = {
+    "remove": Operation.DELETE_FILE,
+    "rmdir": Operation.RMDIR,
+    "mode": Operation.SET_MODE,
+    "owner": Operation.SET_OWNER,
+    "times": Operation.SET_TIMES,
+    "dir_times": Operation.SET_TIMES,
+    "xattr": Operation.SET_XATTR,
+}
+
+
+def _request(operation: Operation, path: str, kind: Kind) -> Request:
+    return Request(operation, WorkspacePath(path), kind)
+
+
+def _arrivals(files: StepFiles, path: str, to: str) -> Iterator[RelatedChange]:
+    """Yield what the policy judges when a file, with all that is below it, gets another path. OSError."""
+    pending = [""]  # no recursion: an agent chooses the depth
+    while pending:
+        below = pending.pop()
+        kind, context, names = files.facts_of(path + below)
+        yield RelatedChange(_request(Operation.RENAME, to + below, kind), context._replace(carried=bool(below)))
+        pending += [f"{below}/{name}" for name in names]
+
+
+def _directories_of(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path

@@ -1,0 +1,208 @@
+"""An undo checks every step before it writes, and a step that fails stops the later steps of its files alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bonobofs.ipc.client import call
+from bonobofs.policy.document import PolicyDocument
+from bonobofs.state.home import inside_directory
+from bonobofs.undo.execution import UndoJournal
+from bonobofs.undo.steps import UndoStep
+from tests.support.commands import bonobofs, environment
+from tests.support.mount_fixtures import MakePlace, Place
+from tests.support.source_state import state_of, undo
+from tests.support.tracing import traced
+from tests.support.users import run_in_child
+from tests.support.wait import until
+
+_ROLE = '[role.agent]\nwrite = ["**"]\ntools = ["undo"]\n'
+_ALL = f'default = "allow"\nhidden = ["**"]\n{_ROLE}'
+_RULES = f"""
+default = "deny"
+[[rule]]
+name = "docs"
+paths = ["docs/**"]
+max_size = "1KB"
+executable = false
+[[rule]]
+name = "bin"
+paths = ["bin/**"]
+executable = true
+{_ROLE}
+"""
+_SCRIPT = "#!/bin/sh\n"
+
+
+def _make(source: Path) -> None:
+    (source / "docs/sub").mkdir(parents=True)
+    (source / "bin").mkdir()
+    (source / "docs/sub/a").write_text("text\n")
+    (source / "docs/b").write_text("b\n")
+
+
+def _make_source(tmp_path: Path) -> Path:
+    _make(tmp_path / "source")
+    return tmp_path / "source"
+
+
+def _call(place: Place, tool: str, **arguments: object) -> dict[str, Any]:
+    """Call a tool of the session as the user whose mount it is."""
+    guard = inside_directory(place.home, place.session.session)
+    answer: dict[str, Any] = place.does(lambda: call(guard, tool, **arguments))
+    return answer
+
+
+def _script(path: Path) -> None:
+    path.write_text(_SCRIPT)
+
+
+def _unreadable(path: Path) -> None:
+    path.chmod(0)
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"), [(_script, "executable"), (_unreadable, "the policy cannot judge it: Permission denied")]
+)
+def test_the_policy_judges_all_steps_before_the_first(
+    ordinary_place: MakePlace, edit: Callable[[Path], None], reason: str
+) -> None:
+    """A turn moves a directory and then changes another file. The move is refused, and the record says why.
+
+    A preview gives the same answer, and the record gets no denial.
+    """
+    place = ordinary_place(policy=_RULES)
+    place.does(_make, place.source)
+    _call(place, "mark", name="move")
+    place.does(lambda: (place.path / "docs/sub").rename(place.path / "bin/sub"))
+    place.does(lambda: (place.path / "docs/b").write_text("changed\n"))
+    _call(place, "mark", name="edit")
+    place.does(edit, place.path / "bin/sub/a")
+    count = sum(entry.result == "denied" for entry in place.entries())
+    preview = _call(place, "undo.preview", turn="move")
+    (conflict,) = preview["conflicts"]
+    assert (conflict["path"], {each["path"] for each in preview["taken_back"]}) == ("docs/sub", {"docs/b"})
+    assert reason in conflict["reason"]
+    assert sum(entry.result == "denied" for entry in place.entries()) == count
+    result = _call(place, "undo", turn="move")
+    assert (result["conflicts"], result["failures"]) == ([conflict], [])
+    assert result["taken_back"] == preview["taken_back"]
+    assert (place.source / "docs/b").read_text() == "b\n"
+    assert (place.source / "bin/sub/a").exists()
+    denied = [entry for entry in place.entries() if entry.result == "denied"][count:]
+    assert [entry.path for entry in denied] == (["docs/sub/a"] if edit is _script else [])
+    assert _call(place, "undo", turn="edit")["conflicts"] == []
+    assert (place.source / "bin/sub/a").read_text() == "text\n"
+
+
+def test_a_directory_that_is_not_writable_is_a_conflict(ordinary_place: MakePlace) -> None:
+    """The undo finds it before it changes another file of the turn."""
+    place = ordinary_place(policy=_ALL)
+    place.does(_make, place.source)
+    for path in ("docs/b", "docs/sub/a"):
+        place.does((place.path / path).unlink)
+    (place.source / "docs/sub").chmod(0o555)
+    result = _call(place, "undo", turn="last")
+    assert [(each["path"], each["reason"]) for each in result["conflicts"]] == [
+        ("docs/sub/a", "its directory is not writable")
+    ]
+    assert (result["failures"], [each["path"] for each in result["taken_back"]]) == ([], ["docs/b"])
+
+
+@pytest.mark.root
+def test_a_step_that_fails_stops_the_steps_below_its_names(own_place: MakePlace, tmp_path: Path) -> None:
+    """Two directories were exchanged after a file in one of them changed: the exchange fails, and the file stays.
+
+    The directories of the steps that were not made keep their times.
+    """
+    source = _make_source(tmp_path)
+    (source / "bin/a").write_text("other\n")
+    place = own_place(policy=_ALL)
+
+    def change() -> None:
+        (place.path / "docs/sub/a").unlink()
+        (place.path / "docs/sub/new").write_text("new\n")
+        os.rename(place.path / "bin", place.path / "free")
+        os.rename(place.path / "docs/sub", place.path / "bin")
+        os.rename(place.path / "free", place.path / "docs/sub")
+
+    run_in_child(change)
+    changed = state_of(source)
+    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
+    faults = ("-e", "trace=renameat2", "-e", "inject=renameat2:error=EIO:when=1")
+    done = subprocess.run(
+        ["strace", "-f", "-qq", "-o", "/dev/null", "-P", str(source), "-P", str(source / "docs"), *faults, *program],
+        cwd="/", env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    result = json.loads(done.stdout)
+    reasons = [failure["reason"] for failure in result["failures"]]
+    assert reasons[0] == "Input/output error"
+    assert set(reasons[1:]) == {"an earlier step of its files was not made"}
+    assert result["taken_back"] == []
+    assert state_of(source) == changed
+
+
+def test_the_operator_completes_an_agents_undo_under_the_policy_of_the_agent(
+    own_place: MakePlace, tmp_path: Path
+) -> None:
+    """The undo of an agent was killed, and a file of the moved directory became a script since: it stays in bin."""
+    source = _make_source(tmp_path)
+    place = own_place(policy=_RULES)
+    (place.path / "docs/sub").rename(place.path / "bin/sub")
+    principal = place.session.agent, place.session.agent_id, place.session.role
+    policy = PolicyDocument.model_validate(tomllib.loads(_RULES)).model_dump(mode="json")
+    place.umount()
+    (source / "bin/sub/a").write_text(_SCRIPT)
+    before = state_of(source)
+    steps = [UndoStep("rename", "bin/sub", "change", {"to": "docs/sub"})]
+    about = {"source": str(source), "agent": principal[1], "principal": principal, "policy": policy, "changes": []}
+    UndoJournal.begin(place.home / "undo", "killed", steps, about)
+    result = undo(place, path="docs/b")
+    assert result["completed"] == 1
+    (failure,) = result["failures"]
+    assert failure["path"] == "bin/sub"
+    assert "executable" in failure["reason"]
+    assert state_of(source) == before
+
+
+def test_another_agent_learns_who_completes_a_killed_undo(own_place: MakePlace, tmp_path: Path) -> None:
+    """Its own undo is refused: it may not act for the other agent."""
+    source = _make_source(tmp_path)
+    place = own_place(policy=_ALL)
+    (place.path / "docs/b").unlink()
+    about = {"source": str(source), "agent": "x", "principal": ["bob", "x", "agent"], "policy": {}, "changes": []}
+    UndoJournal.begin(place.home / "undo", "killed", [], about)
+    done = bonobofs("undo", "--turn", "last", cwd=place.path)
+    assert done.returncode == 1
+    assert "the next undo of bob or the operator's completes it" in done.stderr
+    assert not (source / "docs/b").exists()
+
+
+@pytest.mark.root
+def test_a_directory_keeps_its_time_if_another_mount_changed_a_name_at_the_same_time(
+    own_place: MakePlace, tmp_path: Path
+) -> None:
+    """The first mount reads the time after its change only when the second has made its own, which stays."""
+    source = _make_source(tmp_path)
+    first, second = own_place(policy=_ALL), own_place(policy=_ALL)
+    delay = ("-e", "trace=mkdir,mkdirat", "-e", "inject=mkdir,mkdirat:delay_exit=1000000")
+    with traced(first, tmp_path / "log", *delay), ThreadPoolExecutor() as pool:
+        made = pool.submit(run_in_child, os.mkdir, first.path / "docs/first")
+        until((source / "docs/first").exists, "the first change is made")
+        run_in_child(os.mkdir, second.path / "docs/second")
+        assert not made.done()
+        made.result()
+    time = (source / "docs").stat().st_mtime_ns
+    result = undo(first, of_session=first.session.session)
+    assert (result["conflicts"], os.listdir(source / "docs/second")) == ([], [])
+    assert (source / "docs").stat().st_mtime_ns > time
