@@ -166,6 +166,10 @@ def verify_trail(
             for raw in lines_of(stream):
                 walk.take(raw)
     except FileNotFoundError:
+        if _is_new(head, head_path):
+            report.findings.clear()  # The session was killed while it created the trail, which follows the head.
+            report.status = TrailStatus.OPEN if live else TrailStatus.CRASHED
+            return report
         report.status = TrailStatus.GONE
         message = f"{trail} is missing" if head is not None else f"{trail} is missing, and its head cannot be read"
         report.findings.insert(0, Finding(session, Damage.TRAIL, None, None, message))
@@ -174,7 +178,7 @@ def verify_trail(
         raise TrailError(f"the trail {trail} cannot be read: {error.strerror}") from error
     walk.end()
     if live and report.entries == 0 and head is None:
-        report.findings.clear()  # The session is creating the trail. It creates the head after it.
+        report.findings.clear()  # The session has just created both.
     report.status = TrailStatus.CLOSED if walk.closed else TrailStatus.OPEN if live else TrailStatus.CRASHED
     report.unfinished = [_unfinished(seq, intent, describe) for seq, intent in walk.intents.items()]
     return report
@@ -473,6 +477,13 @@ def _judged_head(path: Path, report: TrailReport) -> TrailHead | None:
         message = str(error)
     report.findings.append(Finding(report.session, Damage.HEAD, None, None, message))
     return None
+
+
+def _is_new(head: TrailHead | None, path: Path) -> bool:
+    """Return whether no entry was recorded when the head was written last."""
+    if head is not None:
+        return head.seq == 0
+    return path.exists() and path.stat().st_size == 0
 
 
 def _unfinished(seq: int, intent: dict[str, Any], describe: Describe | None) -> Unfinished:

@@ -61,6 +61,13 @@ End = tuple[int, str, int]
 """End of a trail on the disk: number and hash of the last entry, and the size of the file in bytes."""
 
 
+def _write_head(descriptor: int, seq: int, link: str, moment: int = 0) -> None:
+    settled = datetime.fromtimestamp(moment / 1e9, UTC).isoformat(timespec="microseconds") if moment else ""
+    text = f'{{"seq":{seq},"hash":"{link}","settled":"{settled}"}}'
+    if os.pwrite(descriptor, f"{text:<{HEAD_SIZE - 1}}\n".encode(), 0) != HEAD_SIZE:
+        raise os_error(errno.ENOSPC)
+
+
 class Trail:
     """The append-only, hash-chained trail of one session: one JSON object a line, one write(2) a change.
 
@@ -118,14 +125,15 @@ class Trail:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         created: dict[Path, int] = {}
         try:
-            created[path] = os.open(path, flags | os.O_APPEND, 0o600)
             created[head_path] = os.open(head_path, flags, 0o600)
-            trail = cls(created[path], created[head_path], identity, path, clock=clock)
-            trail._write_head(trail._end)
+            _write_head(created[head_path], 0, ZERO)
             os.fsync(created[head_path])
+            created[path] = os.open(path, flags | os.O_APPEND, 0o600)  # from now on, an empty head is damage
+            trail = cls(created[path], created[head_path], identity, path, clock=clock)
+            trail._synced = 0
             for directory in {path.parent, head_path.parent}:
                 sync_directory(directory)
-        except (OSError, TrailError) as error:
+        except OSError as error:
             for name, descriptor in created.items():
                 os.close(descriptor)
                 name.unlink()
@@ -483,14 +491,10 @@ class Trail:
             entry.result, entry.reason = "error", "The trail could not be written."
             self._queue(body_of(entry))
 
-    def _write_head(self, end: End, moment: int = 0) -> None:
-        settled = datetime.fromtimestamp(moment / 1e9, UTC).isoformat(timespec="microseconds") if moment else ""
+    def _write_head(self, end: End, moment: int) -> None:
         seq, link, _ = end
-        text = f'{{"seq":{seq},"hash":"{link}","settled":"{settled}"}}'
         try:
-            written = os.pwrite(self._head_descriptor, f"{text:<{HEAD_SIZE - 1}}\n".encode(), 0)
-            if written != HEAD_SIZE:
-                raise os_error(errno.ENOSPC)
+            _write_head(self._head_descriptor, seq, link, moment)
         except OSError as error:
             raise TrailError(f"the head of the trail {self.path} cannot be written: {error_text(error)}") from error
         self._synced = seq

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from hashlib import sha256
@@ -19,6 +22,7 @@ from bonobofs.audit.verify import Damage, TrailReport, describe_below, read_head
 from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.errors import TrailError
 from bonobofs.policy.request import Operation
+from tests.support.commands import environment
 
 Lines = list[bytes]
 
@@ -398,3 +402,24 @@ def _forge(lines: Lines, data: st.DataObject) -> None:
     if with_entries:
         number = data.draw(st.sampled_from(with_entries))
         lines[number] = rehashed(lines[number], **data.draw(st.dictionaries(field, odd, min_size=1, max_size=3)))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("call", ["openat:when=1", "pwrite64", "fsync:when=1", "openat:when=2", "fsync:when=2"])
+def test_a_kill_while_a_trail_is_created_is_no_damage(tmp_path: Path, call: str) -> None:
+    """The head is written before the trail exists. An existing trail with an empty head is damage."""
+    paths = tmp_path / "s.head", tmp_path / "s.jsonl"
+    name, _, when = call.partition(":")
+    fault = f"inject={name}:signal=KILL" + (f":{when}" if when else "")
+    where = [option for path in (*paths, tmp_path) for option in ("-P", str(path))]
+    program = (
+        "from pathlib import Path; from bonobofs.audit.writer import Trail, TrailIdentity\n"
+        f"Trail.create(Path({str(paths[1])!r}), Path({str(paths[0])!r}), TrailIdentity('s', 'alice', 'id'))"
+    )
+    command = ["strace", "-f", "-qq", "-o", "/dev/null", *where, "-e", f"trace={name}", "-e", fault]
+    killed = subprocess.run([*command, sys.executable, "-c", program], env=environment(), check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [report.findings for report in verify(tmp_path)] in ([], [[]])
+    for path in paths:
+        path.write_bytes(b"")
+    assert first(examine(tmp_path))[0] is Damage.HEAD
