@@ -159,10 +159,8 @@ class Execution:
             return False
         st = self._stat(step.path)
         arguments = step.arguments
-        if step.do in ("remove", "rmdir"):
-            return st is None
-        if step.do == "rename":
-            return st is None and self._stat(arguments["to"]) is not None
+        if step.do in ("remove", "rmdir", "rename"):
+            return st is None and (step.do != "rename" or self._stat(arguments["to"]) is not None)
         if step.do == "exchange":
             other = self._stat(arguments["to"])
             return other is not None and other.st_ino == journal.begun
@@ -373,19 +371,21 @@ class Execution:
             journal.note_dir_time(st.st_ino, self._dir_times[st.st_ino])
 
     def _set_xattr(self, step: UndoStep) -> None:
-        key, value = step.arguments["name"], step.arguments["value"]
-        with self._directory(step.path) as (directory, name):
-            path = _of(directory, name)
-            try:
-                old = os.getxattr(path, key, follow_symlinks=False).hex()
-            except OSError:
-                old = None
-            details = {"name": key, OLD_VALUE: old, NEW_VALUE: value}
-            with self._change(step, details):
-                if value is None:
-                    os.removexattr(path, key, follow_symlinks=False)
-                else:
-                    os.setxattr(path, key, bytes.fromhex(value), follow_symlinks=False)
+        name, value, old = step.arguments["name"], step.arguments["value"], self._xattr(step)
+        if old == value:
+            return  # the killed undo has set it, or no step restored a content that is removed later
+        with self._change(step, {"name": name, OLD_VALUE: old, NEW_VALUE: value}) as (directory, file):
+            path = _of(directory, file)
+            if value is None:
+                os.removexattr(path, name, follow_symlinks=False)
+            else:
+                os.setxattr(path, name, bytes.fromhex(value), follow_symlinks=False)
+
+    def _xattr(self, step: UndoStep) -> str | None:
+        """Return the value of the extended attribute that a step sets, in hex; None: there is none."""
+        with self._directory(step.path) as (directory, name), suppress(OSError):
+            return os.getxattr(_of(directory, name), step.arguments["name"], follow_symlinks=False).hex()
+        return None
 
 
 class UndoJournal:

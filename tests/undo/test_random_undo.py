@@ -104,7 +104,7 @@ def test_turns_are_taken_back_in_any_order_without_a_conflict(own_place: MakePla
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("when", [9, 17, 26, 36, 47, 61])
+@pytest.mark.parametrize("when", [9, 13, 17, 26, 33, 36, 41, 47, 61])
 def test_a_killed_undo_of_a_random_sequence_is_completed(own_place: MakePlace, tmp_path: Path, when: int) -> None:
     """kill -9 at one of the calls that change a file: the next undo leaves every file and directory as it was."""
     rng = random.Random(when)
