@@ -286,7 +286,9 @@ class Execution:
         if content is None:
             return {}
         with content:
-            return {each: os.getxattr(content.fileno(), each).hex() for each in os.listxattr(content.fileno())}
+            found = {each: os.getxattr(content.fileno(), each).hex() for each in os.listxattr(content.fileno())}
+        changed = {**found, **step.arguments["values"]}
+        return {name: value for name, value in changed.items() if value is not None}
 
     def _write(self, step: UndoStep, content: int) -> None:
         """Write in place a file that has several names, which all keep leading to it."""

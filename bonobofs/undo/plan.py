@@ -181,7 +181,8 @@ class _Planner:
         """The last step that writes the content of a file."""
         self._touched: Final[dict[FileNode, int]] = {}
         """Number of the steps that change a file."""
-        self._values: Final[dict[tuple[FileNode, str], str | None]] = {}
+        self._values: Final[dict[FileNode, dict[str, str | None]]] = {}
+        """Extended attributes that the steps have set, in hex."""
         self._dirs: Final[dict[FileNode, str]] = {}
         """Directories whose time the steps change, or should change, each with the name of a change."""
         self._without_time: Final[set[FileNode]] = set()
@@ -354,7 +355,8 @@ class _Planner:
         before, after = self._before(change), self._after(change)
         if before.links == 0:
             return  # the file had no name any more
-        if before.kind is not Kind.FILE or after.kind is not Kind.FILE:
+        has_other_names = before.ino != after.ino and before.links > 1
+        if before.kind is not Kind.FILE or after.kind is not Kind.FILE or has_other_names:
             self._replace_other(change, before)
             return
         node = self._file(change.path, after)
@@ -369,11 +371,11 @@ class _Planner:
         self._set_attributes(change.path, node, before, after)
 
     def _replace_other(self, change: Change, before: FileState) -> None:
-        """Put back a symlink or special file that was replaced at its path."""
-        node = self._tree.find(change.path)
+        """Put back a symlink, a special file or a file with other names, which was replaced at its path."""
         after = self._after(change)
-        if node is None or not node.is_file_of(after):
-            raise UndoConflict(CHANGED if node is not None else GONE)
+        node = self._file(change.path, after)
+        if not node.has_content_of(after):
+            raise UndoConflict(CHANGED)
         self._remove(change.path, node)
         self._restore(change, change.path, before)
 
@@ -388,6 +390,8 @@ class _Planner:
             self.create(change)  # a staged file was published
             return
         before = change.moved or self._before(change)
+        if change.replaced is not None and change.replaced.ino == before.ino:
+            return  # two names of one file: rename(2) does nothing
         node = self._tree.find(to)
         if change.details.get("exchange"):
             self._exchange(change, before, node, to)
@@ -398,7 +402,7 @@ class _Planner:
         self._step("rename", to, node, to=change.path)
         self._tree.remove(to)
         self._tree.put(change.path, node)
-        if change.replaced is not None and change.replaced.ino != before.ino:
+        if change.replaced is not None:
             self._restore(change, to, change.replaced)
 
     def _exchange(self, change: Change, before: FileState, node: FileNode | None, to: str) -> None:
@@ -472,13 +476,13 @@ class _Planner:
         node, name = self._file(change.path, after), str(change.details.get("name"))
         if self._value(node, name) not in (change.details[NEW_VALUE], _UNKNOWN):
             raise UndoConflict(CHANGED)
-        self._values[node, name] = change.details[OLD_VALUE]
+        self._values.setdefault(node, {})[name] = change.details[OLD_VALUE]
         self._step("xattr", change.path, node, name=name, value=change.details[OLD_VALUE])
         self._set_attributes(change.path, node, before, after)
 
     def _value(self, node: FileNode, name: str) -> str | None:
-        if (node, name) in self._values:
-            return self._values[node, name]
+        if name in self._values.get(node, ()):
+            return self._values[node][name]
         written = self._contents.get(node)
         if node.real is None or (written is not None and written.arguments["xattrs"] is not None):
             return _UNKNOWN  # it comes from the store
@@ -563,6 +567,8 @@ class _Planner:
         in_place = not is_new and change.before is not None and change.after is not None
         in_place = in_place and change.before.ino == change.after.ino  # type: ignore[union-attr]
         xattrs = None if in_place else list(image)
+        if not in_place:
+            self._values.pop(node, None)  # the steps so far have set those of the file that replaced it
         if pending is not None and (not pending.arguments["new"] or self._touched[node] == 1):
             is_new = bool(pending.arguments["new"])
             xattrs = pending.arguments["xattrs"] if in_place else xattrs
@@ -581,6 +587,7 @@ class _Planner:
             size=node.size,
             new=is_new,
             xattrs=xattrs,
+            values={} if xattrs is None else dict(self._values.get(node, {})),
         )
 
     def _set_attributes(

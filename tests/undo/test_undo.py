@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.commands import bonobofs, environment
 from tests.support.mount_fixtures import MakePlace, Place
-from tests.support.source_state import state_of, undo
+from tests.support.source_state import state_of, undo, without_directory_times
 from tests.support.wait import until
 
 
@@ -336,3 +336,49 @@ def test_a_file_replaced_after_a_kill_within_a_write_in_place_stays(own_place: M
     (source / "mine").rename(source / "notes.txt")
     undo(place, agent="alice")
     assert (source / "notes.txt").read_text() == "mine\n"
+
+
+_STAGING = """
+default = "deny"
+temporary = ["*.tmp"]
+[[rule]]
+name = "short names"
+paths = ["?", "?/?"]
+"""
+
+
+def test_an_attribute_that_was_set_before_a_staged_file_replaced_the_file_is_taken_back(
+    own_place: MakePlace, tmp_path: Path
+) -> None:
+    """The store has the replaced file with the attribute; the undo of the attribute comes later."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_text("one\n")
+    before = state_of(source)
+    place = own_place(policy=_STAGING)
+    _shell(place, "echo two > a")
+    os.setxattr(place.path / "a", "user.note", b"x")
+    _shell(place, "echo three > a; echo four > a.tmp; mv a.tmp a")
+    result = undo(place, agent="alice")
+    assert (result["conflicts"], result["failures"]) == ([], [])
+    assert state_of(source) == before
+
+
+def test_a_name_that_a_staged_file_replaced_leads_to_the_linked_file_again(
+    own_place: MakePlace, tmp_path: Path
+) -> None:
+    """The other name of the file stays, and both lead to one inode."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_text("one\n")
+    before = state_of(source)
+    place = own_place(policy=_STAGING)
+    assert bonobofs("mark", "link", cwd=place.path).returncode == 0
+    _shell(place, "ln a b; echo two > a")
+    linked = state_of(source)
+    assert bonobofs("mark", "publication", cwd=place.path).returncode == 0
+    _shell(place, "echo three > a.tmp; mv a.tmp a")
+    for turn, state in (("publication", linked), ("link", before)):
+        result = undo(place, turn=turn)
+        assert (result["conflicts"], result["failures"]) == ([], [])
+        assert without_directory_times(state_of(source)) == without_directory_times(state)
