@@ -222,14 +222,14 @@ def take_back(
         journals = UndoJournal.unfinished(home / "undo", source)
         for _, about in journals:
             if agent is not None and about.get("agent") != agent.agent.id:
-                owner = about["principal"][0] if about.get("agent") else ""
+                owner = about.get("principal", [""])[0]
                 remedy = f"the next undo of {owner} or the operator's" if owner else "the operator's next undo"
                 raise StateError(f"another undo of this source was killed; {remedy} completes it")
         images = images_of(home, source)
         failures: list[Failure] = []
         for journal, about in journals:
             limited: StepAuthorizer = authorizer
-            if agent is None and about.get("agent"):
+            if agent is None and "policy" in about:
                 limited = LimitedAuthorizer(authorizer, about["principal"], about["policy"])
             failures += _make(limited, images, journal, refs, is_judged=bool(about.get("agent")))
         changes = changes_of_source(home, source)

@@ -287,7 +287,7 @@ class Execution:
             return {}
         with content:
             found = {each: os.getxattr(content.fileno(), each).hex() for each in os.listxattr(content.fileno())}
-        changed = {**found, **step.arguments["values"]}
+        changed = {**found, **step.arguments.get("values", {})}
         return {name: value for name, value in changed.items() if value is not None}
 
     def _write(self, step: UndoStep, content: int) -> None:
