@@ -35,6 +35,8 @@ from bonobofs.state.home import read_document, session_directory, write_document
 
 SECONDS: Final = 330.0
 """Timeout of one call of the worker. The worker's own timeouts are shorter."""
+_START_SECONDS: Final = 120.0
+"""Timeout of the start of a worker, which recovers what a killed worker left."""
 _RUN: Final = (
     "import sys; sys.path[:0] = sys.argv[2:3]; sys.path += sys.argv[3:]; "
     "from bonobofs.git.worker import main; sys.exit(main(int(sys.argv[1])))"
@@ -111,34 +113,40 @@ class GitWorker:
                 self._start()
 
     def close(self) -> None:
-        """End the worker after its current call, and remove its directory."""
+        """End the worker after its current call. Remove its directory, unless its recovery has failed."""
         with self._turn:
             self._stop()
-            if self._directory:
+            if self._directory and not _is_begun(self._directory):
                 shutil.rmtree(self._directory, ignore_errors=True)
 
-    def call(self, do: str, descriptors: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
-        """Send the request `do` to the worker and return its answer. Raises OSError, GitError on failure or timeout."""
+    def call(
+        self, do: str, descriptors: Sequence[int] = (), *, seconds: float = SECONDS, **arguments: Any
+    ) -> dict[str, Any]:
+        """Send the request `do` to the worker and return its answer. Raises OSError, GitError on failure or timeout.
+
+        The kind of the GitError is `worker` if the worker has died, or was killed after it had moved the refs. Then
+        another call of `take_back` completes it.
+        """
         with self._turn:
             if do == "head" or "head" in arguments:
                 arguments |= {"expected": self._head, "shared": self._is_shared()}
             try:
-                answer = self._call({"do": do, "state": self._state(), **arguments}, descriptors)
+                answer = self._call({"do": do, "state": self._state(), **arguments}, descriptors, seconds)
             except (EOFError, ConnectionError, TimeoutError) as error:
-                moved = self._abandon()
-                result = f"{', '.join(moved)} had moved" if moved else "no branch had moved; try again"
-                raise GitError(f"the publication was broken off ({error}); {result}", kind="worker") from error
+                moved, result = self._abandon()
+                kind = "slow" if isinstance(error, TimeoutError) and not moved else "worker"
+                raise GitError(f"the publication was broken off ({error}); {result}", kind=kind) from error
             if "head" in answer:
                 self._head = answer.pop("head")
                 self._store_state()
             self._session.note_index()
             return answer
 
-    def _call(self, document: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
+    def _call(self, document: dict[str, Any], descriptors: Sequence[int], seconds: float) -> dict[str, Any]:
         if self._process is None or self._process.poll() is not None:
             self._start()
         self._send(document, descriptors)
-        deadline = monotonic() + SECONDS
+        deadline = monotonic() + seconds
         while True:
             message = self._receive(deadline)
             if "done" in message:
@@ -236,7 +244,7 @@ class GitWorker:
         leftovers = [directory for directory in self._left if os.path.isdir(directory)]
         config = {"agent": agent, "issue": issue, "directory": self._directory, "owner": owner}
         self._send({**config, "leftovers": leftovers, "is_operator": self._session.is_operator})
-        recovered = self._receive(monotonic() + SECONDS)
+        recovered = self._receive(monotonic() + _START_SECONDS)
         if "failed" in recovered:
             self._stop()
             raise GitError(recovered["failed"], kind="unreadable")
@@ -263,8 +271,8 @@ class GitWorker:
                 self._process.wait()
             self._process = None
 
-    def _abandon(self) -> list[str]:
-        """Kill a worker that hangs or is dead, and clean up after it. Return the refs that it has moved.
+    def _abandon(self) -> tuple[list[str], str]:
+        """Kill a worker that hangs or is dead, and clean up after it. Return the refs that it has moved, and a message.
 
         If it has moved none, its open changes are recorded as unknown.
         """
@@ -273,14 +281,17 @@ class GitWorker:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._stop()
         moved: list[str] = []
-        with suppress(OSError, GitError, EOFError):
+        try:
             moved = self._start()
+            result = f"{', '.join(moved)} had moved" if moved else "no branch had moved; try again"
+        except (OSError, GitError, EOFError) as error:
+            result = f"its recovery failed: {error}"
         for admission in self._open.values():
             admission.details = {"end": "recovered" if moved else "unknown"}
             with suppress(OSError):
                 admission.end(0 if moved else errno.EOWNERDEAD)
         self._open.clear()
-        return moved
+        return moved, result
 
     def _store_state(self) -> None:
         """Store the worker directory and the last HEAD for the next companion."""

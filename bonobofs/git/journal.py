@@ -53,11 +53,13 @@ class Journal:
         self._since = 0.0
 
     @contextmanager
-    def writing(self, git_dir: Path, common_dir: Path, updates: Sequence[tuple[Any, ...]]) -> Iterator[str]:
+    def writing(
+        self, git_dir: Path, common_dir: Path, updates: Sequence[tuple[Any, ...]], *, is_recovery: bool = False
+    ) -> Iterator[str]:
         """Record the intended updates, sync, and yield the token. `updates` begin with (ref, old, new).
 
-        The end of the outermost block removes the temporary files and clears the journal. After an EOFError, which
-        says that the companion is gone, the journal stays for its successor.
+        The end of the outermost block removes the temporary files and clears the journal. The journal stays for the
+        next writer after an EOFError, which says that the companion is gone, and after each error of a recovery.
         """
         self._begun.append([list(update[:3]) for update in updates])
         self._since = self._since if len(self._begun) > 1 else time.time()
@@ -71,10 +73,11 @@ class Journal:
         self._write(json.dumps(document))
         try:
             yield self.token
-        except EOFError:
-            raise
-        except BaseException:
-            self._end(git_dir, common_dir)
+        except BaseException as error:
+            if is_recovery:
+                self._begun.pop()
+            elif not isinstance(error, EOFError):
+                self._end(git_dir, common_dir)
             raise
         self._end(git_dir, common_dir)
 

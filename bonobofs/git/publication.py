@@ -228,7 +228,8 @@ class Publisher:
             with self._journal.writing(self._repository.git_dir, common, published) as token:
                 self._add_objects(token)
                 with follow(permit) as complete:
-                    self._move_refs(published, operation.value)
+                    moves = {one[:3]: f"{operation}: {one.kind}" for one in published}
+                    self._repository.move_refs(moves, self._own)
                     is_moved = True
                     with _collected(failures):
                         complete()
@@ -467,26 +468,6 @@ class Publisher:
 
     def _add_objects(self, token: str) -> None:
         add_objects(self._objects, self._repository.common_dir / "objects", token)
-
-    def _move_refs(self, published: Sequence[Published], message: str) -> None:
-        """Move all refs or none. Raises GitError if another process moved a ref or holds its lock."""
-        source = pygit2.Repository(str(self._repository.git_dir), pygit2.enums.RepositoryOpenFlag.NO_SEARCH)
-        source.set_ident(*self._own)
-        try:
-            with source.transaction() as transaction:
-                for one in published:
-                    transaction.lock_ref(one.ref)
-                for one in published:
-                    found = source.references.get(one.ref)
-                    if ("" if found is None else str(found.target)) != one.old:
-                        raise GitError(f"{one.ref} was moved by another process; publish again", kind="moved")
-                    if one.new:
-                        text = f"{message}: {one.kind}"
-                        transaction.set_target(one.ref, pygit2.Oid(hex=one.new), message=text)
-                    else:
-                        transaction.remove(one.ref)
-        except (pygit2.GitError, ValueError, KeyError) as error:
-            raise GitError(f"the branch cannot be moved: {error}", kind="busy") from error
 
 
 _SUFFIXES: Final = (".pack", ".rev", ".bitmap", ".mtimes", ".keep", ".idx")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -93,8 +93,11 @@ class GitRepository:
             return ""
 
     def has(self, oid: str) -> bool:
-        """Return whether the repository has an object."""
-        return pygit2.Oid(hex=oid) in self.raw.odb
+        """Return whether the repository has an object. False for an invalid id."""
+        try:
+            return pygit2.Oid(hex=oid) in self.raw.odb
+        except ValueError:
+            return False
 
     def commit(self, oid: str) -> pygit2.Commit | None:
         """Return the commit with this id, or None if it is missing or not a commit."""
@@ -225,6 +228,28 @@ class GitRepository:
             parts += [(line.origin, line.raw_content) for hunk in patch.hunks for line in hunk.lines]
             digest.update(repr(parts).encode())
         return digest.hexdigest()
+
+    def move_refs(self, updates: Mapping[tuple[str, str, str], str], committer: tuple[str, str]) -> None:
+        """Move all refs or none. Raises GitError if another process moved a ref or holds its lock.
+
+        `updates` has the message for the reflog of each (ref, old, new), `committer` the name and e-mail address.
+        """
+        source = pygit2.Repository(str(self.git_dir), pygit2.enums.RepositoryOpenFlag.NO_SEARCH)
+        source.set_ident(*committer)
+        try:
+            with source.transaction() as transaction:
+                for ref, _, _ in updates:
+                    transaction.lock_ref(ref)
+                for (ref, old, new), message in updates.items():
+                    found = source.references.get(ref)
+                    if ("" if found is None else str(found.target)) != old:
+                        raise GitError(f"{ref} was moved by another process; publish again", kind="moved")
+                    if new:
+                        transaction.set_target(ref, pygit2.Oid(hex=new), message=message)
+                    else:
+                        transaction.remove(ref)
+        except (pygit2.GitError, ValueError, KeyError) as error:
+            raise GitError(f"the branch cannot be moved: {error}", kind="busy") from error
 
     def has_submodule_commit(self, oid: str) -> bool:
         """True if the source or one of its submodules has the commit."""

@@ -212,6 +212,20 @@ class HeadReplacement(Replacement):
             file.write(self._log.encode("utf-8", "surrogateescape"))
 
 
+def finish_moves(leftovers: list[Leftover], committer: tuple[str, str]) -> list[Leftover]:
+    """Move the other refs of a killed publication that has moved some. Return its updates. Raises GitError.
+
+    A ref that another process has moved stays. `committer`: name and e-mail address for the reflogs.
+    """
+    if not any(left.is_made for left in leftovers):
+        return leftovers
+    repository = GitRepository(leftovers[0].git_dir)
+    rest = [left for left in leftovers if not left.is_made and repository.target(left.ref) == left.old]
+    if rest:
+        repository.move_refs({left[:3]: "publish: recovered" for left in rest}, committer)
+    return [left._replace(is_made=left.is_made or left in rest) for left in leftovers]
+
+
 def finish_index(leftovers: Sequence[Leftover], temp_dir: Path, journal: Journal) -> None:
     """Update the index of each checkout whose branch a killed publication has moved. Raises GitError, OSError."""
     updates = [left[:3] for left in leftovers]
@@ -220,7 +234,7 @@ def finish_index(leftovers: Sequence[Leftover], temp_dir: Path, journal: Journal
             repository = GitRepository(left.git_dir)
             changes = repository.differences(left.old, left.new)
             with (
-                journal.writing(left.git_dir, repository.common_dir, updates) as token,
+                journal.writing(left.git_dir, repository.common_dir, updates, is_recovery=True) as token,
                 IndexReplacement(left.git_dir, temp_dir, token, changes, keep=True) as index,
             ):
                 index.lock()

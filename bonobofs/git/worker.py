@@ -39,7 +39,7 @@ from bonobofs.git.journal import HEAD, JOURNAL, Journal, Leftover, recover
 from bonobofs.git.publication import GUARD, MOST_UPDATES, PUSH, IncompleteError, Published, Publisher, RefUpdate
 from bonobofs.git.published_files import prepare
 from bonobofs.git.repository import GitRepository, TreeDifference
-from bonobofs.git.shared_head import HeadReplacement, IndexConflictError, IndexReplacement, finish_index
+from bonobofs.git.shared_head import HeadReplacement, IndexConflictError, IndexReplacement, finish_index, finish_moves
 from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, find_git_dirs, read_head
 from bonobofs.ipc.codec import decode_decision, encode_denied, encode_request
 from bonobofs.policy.compiled import Tracked
@@ -240,7 +240,9 @@ class Worker:
         self._authorizer: Final = JudgingAuthorizer(channel, Principal(*config["agent"]))
         self._branches: Final = _RemoteBranches(channel)
         directories = [self._directory, *map(Path, config["leftovers"])]
-        self._left: Final = [(str(each), left) for each in directories for left in _patiently(recover, each / JOURNAL)]
+        own = identity(self._authorizer.agent, rules_of({}))
+        found = [(str(each), finish_moves(_patiently(recover, each / JOURNAL), own)) for each in directories]
+        self._left: Final = [(directory, left) for directory, leftovers in found for left in leftovers]
         self._journal: Final = Journal(self._directory / JOURNAL)
         finish_index([left for _, left in self._left], self._directory, self._journal)
         self._journal.clear()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,7 @@ from tests.git.conftest import FREE, Publishing, PublishingMaker
 from tests.support.commands import bonobofs, environment
 from tests.support.repositories import Repo
 from tests.support.source_state import undo
+from tests.support.wait import until
 from tests.support.world import NOBODY
 
 TRUSTING = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
@@ -295,10 +298,86 @@ def test_a_killed_undo_of_a_publication_is_completed_by_the_next_call(
     assert bonobofs("audit", "verify").returncode == 0
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("call", ["rename", "link", "sendto"])
+def test_a_killed_undo_of_two_branches_is_completed_by_the_next_call(
+    publishing: PublishingMaker, tmp_path: Path, call: str
+) -> None:
+    """One publication has moved both branches. No kill leaves one of them taken back, and the index follows."""
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    old = one.repo.commit("[gt-1] One", {"one.md": "1\n"})
+    one.repo.git("branch", "aidlc/y")
+    one.push("aidlc/y")
+    number = 1
+    while True:
+        change = _publish_both(one, old, number)
+        if not _killed_at(one, change, call, number, tmp_path / "log"):
+            break
+        result = undo(one.world, change=change)
+        assert result["failures"] == []
+        assert [one.source.id(name) for name in ("aidlc/x", "aidlc/y")] == [old, old], (call, number)
+        assert [_published(one, name) for name in ("aidlc/x", "aidlc/y")] == [(one.agent.id, old)] * 2
+        assert one.source.git("diff", "--cached", "--name-only", "HEAD") == ""
+        one.source.check()
+        number += 1
+    assert number > 1
+    assert bonobofs("audit", "verify").returncode == 0
+
+
+@pytest.mark.root
+def test_a_locked_index_fails_the_recovery_of_an_undo(publishing: PublishingMaker, tmp_path: Path) -> None:
+    """The worker was killed after it moved the branch, and git locks the index: the undo says so. The next worker
+    updates the index.
+    """
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    old, first = one.repo.commit("[gt-1] One", {"one.md": "1\n"}), _last_publication(one)
+    one.repo.commit("[gt-1] Two", {"one.md": "2\n"})
+    change, lock, log = _last_publication(one), one.git_dir / "index.lock", tmp_path / "log"
+    log.touch()
+    stop = ("-P", str(one.git_dir / "refs/heads/aidlc/x.lock"), "-e", "trace=rename", "-e", "inject=rename:signal=STOP")
+    command = ["strace", "-f", "-qq", "-o", str(log), *stop, sys.executable, "-m", "bonobofs"]
+    with subprocess.Popen(
+        [*command, "undo", "--json", "--change", change],
+        cwd="/", env=environment(), stdout=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        until(lambda: "stopped by SIGSTOP" in log.read_text(), "the worker has moved the branch")
+        assert one.source.id("aidlc/x") == old
+        os.kill(int(log.read_text().split()[0]), signal.SIGKILL)
+        until(lambda: _is_created(lock), "the next worker has removed the lock of the dead one")
+        shown = json.loads(running.communicate()[0])
+    (failure,) = shown["failures"]
+    assert "index.lock" in failure["reason"]
+    lock.unlink()
+    assert undo(one.world, change=first)["failures"] == []
+    assert one.source.git("diff", "--cached", "--name-only", "HEAD") == ""
+
+
+def _is_created(path: Path) -> bool:
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _publish_both(one: Publishing, old: str, number: int) -> str:
+    """Publish one commit as two branches by one push; return the name of the change."""
+    blob = one.repo.object("blob", b"%d\n" % number)
+    tree = one.repo.git("mktree", given=f"100644 blob {blob}\tnew.md\n").strip()
+    made = one.repo.git("commit-tree", "-p", old, "-m", f"[gt-1] {number}", tree).strip()
+    one.push(*(f"{made}:refs/heads/{name}" for name in ("aidlc/x", "aidlc/y")))
+    assert [one.source.id(name) for name in ("aidlc/x", "aidlc/y")] == [made, made]
+    assert len(one.entries()[-2].details["updates"]) == 2
+    return _last_publication(one)
+
+
 def _killed_at(one: Publishing, change: str, call: str, number: int, log: Path) -> bool:
     """Whether an undo, or its worker, was killed at its n-th system call of one name that touches the repository."""
     program = [sys.executable, "-m", "bonobofs", "undo", "--change", change]
-    names = ("", "refs/heads/aidlc/x.lock", "refs/heads/aidlc/x", "index.lock", "index")
+    refs = [f"refs/heads/aidlc/{name}{suffix}" for name in "xy" for suffix in (".lock", "")]
+    names = ("", *refs, "index.lock", "index")
     paths = [word for name in names for word in ("-P", str(one.git_dir / name))]
     inject = f"inject={call}:signal=KILL:when={number}"
     where = [] if call == "sendto" else paths
