@@ -4,41 +4,62 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from bonobofs.audit.entry import UNDO
 from bonobofs.enforcement.authorizer import Admission, Caller
 from bonobofs.enforcement.enforcer import Enforcer
-from bonobofs.errors import GitError
+from bonobofs.errors import GitError, StateError, reason
 from bonobofs.git.source_refs import find_git_dirs, read_head, read_ref
 from bonobofs.policy.request import Request
 from bonobofs.undo.changes import RefMove
+from bonobofs.undo.plan import UndoConflict
 from bonobofs.undo.steps import UndoStep
 
 if TYPE_CHECKING:
     from bonobofs.git.git_worker import GitWorker
 
-_TRIES: Final = 2
-"""A worker that was killed is started again, and completes the call."""
+_SECONDS: Final = 120.0
+"""Timeout of one publication, in which a worker that has died is started again and completes the call."""
 
 
 class RefsOfSource:
     """`SourceRefs` of one undo: of an agent's session, or of the operator's."""
 
-    def __init__(self, source: Path, worker: Callable[[], GitWorker] | None, *, is_operator: bool = False) -> None:
-        """`source`: the path by which to open it. `worker` returns the session's worker; None: refs are only read."""
+    def __init__(
+        self,
+        source: Path,
+        worker: Callable[[], GitWorker] | None,
+        *,
+        is_operator: bool = False,
+        seconds: float = _SECONDS,
+    ) -> None:
+        """`source`: the path by which to open it. `worker` returns the session's worker; None: refs are only read.
+
+        `seconds`: timeout of one publication.
+        """
         self.source: Final = source
         self._worker: Final = worker
-        self.refusal: Final = cache(self._refusal_for_operator if is_operator else self._refusal_for_agent)
+        self._seconds: Final = seconds
+        self._refusal: Final = self._refusal_for_operator if is_operator else self._refusal_for_agent
+        self.refusal: Final = cache(self._refusal_or_error)
 
     def value(self, ref: str) -> str:
-        """As `SourceRefs.value`."""
-        with suppress(GitError):
+        """As `SourceRefs.value`. UndoConflict: the repository cannot be read."""
+        try:
             return read_ref(find_git_dirs(self.source).common, ref)
-        return ""
+        except (GitError, OSError) as error:
+            raise UndoConflict(f"the repository cannot be read: {reason(error)}") from error
+
+    def _refusal_or_error(self, moves: tuple[RefMove, ...]) -> str:
+        """As `SourceRefs.refusal`. An error refuses this publication only."""
+        try:
+            return self._refusal(moves)
+        except (GitError, StateError, OSError) as error:
+            return reason(error)
 
     def _refusal_for_agent(self, moves: tuple[RefMove, ...]) -> str:
         return self._call(moves, check=True) if moves else ""
@@ -62,23 +83,25 @@ class RefsOfSource:
     def move_back(self, step: UndoStep) -> None:
         """As `SourceRefs.move_back`."""
         moves = [RefMove(*move) for move in step.arguments["updates"]]
-        failure = self._call(moves, publishers=step.arguments["publishers"], details={UNDO: step.change})
+        try:
+            failure = self._call(moves, publishers=step.arguments["publishers"], details={UNDO: step.change})
+        except (GitError, StateError) as error:
+            failure = str(error)
         if failure:
             raise OSError(errno.EIO, failure)
 
     def _call(self, moves: Sequence[RefMove], *, check: bool = False, **arguments: Any) -> str:
-        """Call the worker; return why it has not moved the refs, or ""."""
+        """Call the worker; return why it has not moved the refs, or "". GitError, StateError, OSError."""
         assert self._worker is not None
         arguments = {"updates": moves, "check": check, "publishers": {}, "details": {}, **arguments}
-        failure = ""
-        for _ in range(_TRIES):
-            try:
-                answer = self._worker().call("take_back", **arguments)
-            except GitError as error:
-                failure = str(error)
-            else:
-                return str(answer["line"]).removeprefix("not published: ")
-        return failure
+        deadline = monotonic() + self._seconds
+        try:
+            answer = self._worker().call("take_back", seconds=self._seconds, **arguments)
+        except GitError as error:
+            if error.kind != "worker":
+                raise
+            answer = self._worker().call("take_back", seconds=deadline - monotonic(), **arguments)
+        return str(answer["line"]).removeprefix("not published: ")
 
 
 class OperatorAuthorizer:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,13 @@ import pytest
 from bonobofs.audit.entry import UNDO
 from bonobofs.audit.reader import read
 from bonobofs.git.git_guard import GitGuard
+from bonobofs.git.git_worker import GitWorker, WorkerSession
 from bonobofs.git.source_refs import PublishedBranches
-from bonobofs.session import open_session
+from bonobofs.session import open_session, undo_service
+from bonobofs.session.undo_refs import OperatorAuthorizer, RefsOfSource
 from bonobofs.state.home import trail_path
+from bonobofs.undo.changes import RefMove
+from bonobofs.undo.plan import UndoStep
 from tests.git.conftest import FREE, Publishing, PublishingMaker
 from tests.support.commands import bonobofs, environment
 from tests.support.repositories import Repo
@@ -323,6 +328,79 @@ def test_a_killed_undo_of_two_branches_is_completed_by_the_next_call(
         number += 1
     assert number > 1
     assert bonobofs("audit", "verify").returncode == 0
+
+
+@pytest.mark.parametrize("damage", ["gone", "unreadable", "damaged"])
+def test_a_repository_that_cannot_be_read_refuses_its_publications_only(
+    publishing: PublishingMaker, damage: str
+) -> None:
+    """Preview and undo name the reason, and the files are taken back."""
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    one.repo.commit("[gt-1] One", {"one.md": "1\n"})
+    session, aside = one.world.session.session, one.source.root / "aside"
+    change = _last_publication(one)
+    one.world.umount()
+    if damage == "damaged":
+        os.rename(one.git_dir / "config", aside)
+        (one.git_dir / "config").write_text("[core\n")
+    else:
+        os.rename(one.git_dir, aside)
+    if damage == "unreadable":
+        one.git_dir.write_text("gitdir: /proc/self/mem\n")
+    for dry_run in (True, False):
+        result = undo(one.world, of_session=session, dry_run=dry_run)
+        assert {each["path"] for each in result["conflicts"]} == {".git/refs/heads/aidlc/x"}
+        assert "repository" in result["conflicts"][0]["reason"]
+        assert result["failures"] == []
+    assert not (one.source.root / "one.md").exists()
+    os.rename(aside, one.git_dir / "config" if damage == "damaged" else _removed(one.git_dir))
+    assert undo(one.world, change=change)["conflicts"] == []
+
+
+def _removed(path: Path) -> Path:
+    path.unlink(missing_ok=True)
+    return path
+
+
+def test_an_invalid_object_id_is_a_refusal(publishing: PublishingMaker) -> None:
+    one = publishing()
+    refs = RefsOfSource(one.source.root, None, is_operator=True)
+    assert refs.refusal((RefMove("refs/heads/x", "", "no id"),)) == "the repository no longer has no id"
+
+
+def test_a_slow_worker_is_called_once(publishing: PublishingMaker) -> None:
+    """The undo of a publication has one timeout, and the error says what happened."""
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    old = one.source.id("aidlc/x")
+    made = one.repo.commit("[gt-1] One", {"one.md": "1\n"})
+    source, calls = str(one.source.root), list[GitWorker]()
+    with undo_service.operator_session(one.world.home, source) as (session, enforcer, policy), ExitStack() as stack:
+        about = one.world.home, session.session, source, None, OperatorAuthorizer(enforcer, policy)
+        worker = GitWorker(WorkerSession(*about, access_path=Path(source), is_operator=True))
+        stack.callback(worker.close)
+        worker.call("take_back", updates=[], check=True, publishers={}, details={})
+        os.kill(_child(b"git.worker"), signal.SIGSTOP)
+
+        def called() -> GitWorker:
+            calls.append(worker)
+            return worker
+
+        updates = [["refs/heads/aidlc/x", made, old]]
+        step = UndoStep("publish", "", "", {"updates": updates, "publishers": {}})
+        with pytest.raises(OSError, match=r"took too long.*no branch had moved"):
+            RefsOfSource(Path(source), called, seconds=0.5).move_back(step)
+        assert (len(calls), one.source.id("aidlc/x")) == (1, made)
+        RefsOfSource(Path(source), called).move_back(step)
+    assert one.source.id("aidlc/x") == old
+
+
+def _child(words: bytes) -> int:
+    """The child of this process with some words in its command line."""
+    children = [pid for each in Path("/proc/self/task").iterdir() for pid in (each / "children").read_text().split()]
+    (found,) = [int(pid) for pid in children if words in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return found
 
 
 @pytest.mark.root
