@@ -93,7 +93,7 @@ class Images:
         self._listings: Final[dict[Path, _Listing]] = {}
         self._intact: Final[dict[tuple[int, int, int], bool]] = {}
         """Whether a content has its hash, by device, inode number and change time."""
-        self._unhashed: dict[str, Image] | None = None
+        self._others: dict[str, list[Image]] | None = None
 
     def open(self, image: Image) -> io.FileIO | None:
         """Open an image for reading; None: it is not kept, or is damaged. OSError."""
@@ -133,24 +133,28 @@ class Images:
                 if content is not None:
                     with content:
                         return content.read()
-        if self._unhashed is None:
-            self._unhashed = dict(self._hash_unhashed())
-        image = self._unhashed.get(digest)
-        opened = None if image is None else self.open(image)
+        if self._others is None:
+            self._others = {}
+            for found, image in self._hashes():
+                self._others.setdefault(found, []).append(image)
+        opened = next(filter(None, map(self.open, self._others.get(digest, ()))), None)
         if opened is None:
             return None
         with opened:
             return opened.read()
 
-    def _hash_unhashed(self) -> Iterator[tuple[str, Image]]:
+    def _hashes(self) -> Iterator[tuple[str, Image]]:
+        """Yield each image with its hash. An image may be intact although the object of the same hash is not."""
         for directory in (each for place in self._places if place.is_dir() for each in place.iterdir()):
             if directory.name == OBJECTS or not directory.is_dir():
                 continue
             listing = self._list(directory)
-            for number in (*(number for number, file in listing.files.items() if not file.hash), *listing.packed):
+            for number in (*listing.files, *listing.packed):
                 image = Image(directory.name, number)
                 with suppress(OSError):
-                    if (content := self.open(image)) is not None:
+                    if digest := self.hash_of(image):
+                        yield digest, image
+                    elif (content := self.open(image)) is not None:
                         with content:
                             yield hashlib.file_digest(content, "sha256").hexdigest(), image
 
@@ -191,7 +195,8 @@ def list_images(directory: Path) -> _Listing:
     packed: dict[int, PackedCopy] = {}
     for name in os.listdir(directory):
         if (file := ImageFile.parse(name)) is not None:
-            files[file.number] = file
+            if not file.hash or file.number not in files:  # the file without a hash replaces the other one
+                files[file.number] = file
         elif name.startswith(PACK):
             packed |= {copy.number: copy for copy in packed_copies(directory, name)}
     return _Listing(read_at, files, packed)

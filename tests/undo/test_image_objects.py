@@ -15,7 +15,7 @@ import pytest
 
 from bonobofs.undo.image_expiry import StoreUsage, drop_unmade, expire, usage
 from bonobofs.undo.image_objects import hash_images
-from bonobofs.undo.images import OBJECTS, Image, ImageFile, Images
+from bonobofs.undo.images import OBJECTS, Image, ImageFile, Images, list_images
 from bonobofs.undo.preimages import HEADER
 from tests.support.commands import environment
 
@@ -224,3 +224,30 @@ def test_an_image_in_use_is_not_hashed(tmp_path: Path) -> None:
     assert (directory / "2").exists()
     drop_unmade(directory)
     assert not (directory / "2").exists()
+
+
+def test_a_content_without_an_object_is_found_by_its_hash(tmp_path: Path) -> None:
+    """The file of another user, or one with other attributes, is not shared: its name alone has the hash."""
+    place = tmp_path / "undo"
+    directory = _store(place)
+    _hash(directory)
+    for number in (1, 3):
+        (shared,) = directory.glob(f"{number}-*")
+        shared.unlink()
+    expire([place], 3600, 1 << 30, ())
+    (alone,) = directory.glob("4-*")
+    digest = ImageFile.parse(alone.name).hash  # type: ignore[union-attr]
+    assert not (place / OBJECTS / digest[:2] / digest).exists()
+    assert Images(place).find(digest) == _CONTENTS[4]
+    alone.write_bytes(b"damaged")
+    assert Images(place).find(digest) is None
+
+
+def test_a_file_without_a_hash_replaces_the_one_with_a_hash(tmp_path: Path) -> None:
+    """The server has copied the content of an open file that is about to change."""
+    directory = _store(tmp_path / "undo")
+    for number in range(20, 40):
+        for name in sorted({f"{number}", f"{number}-1-{'0' * 64}"}, reverse=number % 2 == 0):
+            (directory / name).write_bytes(name.encode())
+    files = list_images(directory).files
+    assert [files[number].name for number in range(20, 40)] == [f"{number}" for number in range(20, 40)]
