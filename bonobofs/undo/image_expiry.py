@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import Counter
@@ -11,12 +12,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.state.sessions import lives, read_all
-from bonobofs.system.locks import locked
+from bonobofs.system.locks import locked, locked_if_free, try_once
 from bonobofs.undo.images import OBJECTS, ImageFile
 from bonobofs.undo.preimages import PACK
 
 BETWEEN: Final = 3600.0
 """Seconds between two calls of `expire` by mounts."""
+_PACKED: Final = -1
+"""Instead of the number of an image: a pack, which has several."""
 
 
 class StoreUsage(NamedTuple):
@@ -47,9 +50,17 @@ def expire(places: Sequence[Path], keep: float, most: int, live: Collection[str]
     """Remove pre-images that are older than `keep` seconds, then the oldest until `most` bytes remain.
 
     Return their number. A shared content is removed with its last image; for `most` it is as old as its newest image.
-    The sessions `live` write to their directories and packs, so these stay.
+    The sessions `live` write to their directories and packs, so these stay. The images that a killed undo needs stay
+    for `keep` seconds; while an undo runs, all images stay. OSError.
     """
+    places[0].mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked_if_free(places[0] / "lock", retry=try_once) as is_free:
+        return _expire(places, keep, most, live) if is_free else 0
+
+
+def _expire(places: Sequence[Path], keep: float, most: int, live: Collection[str]) -> int:
     oldest, removed = time.time() - keep, 0
+    needed = set(_images_of_killed_undos(places[0], oldest))
     images = list(_images(places))
     left = Counter(image.content for image in images)
     newest: dict[tuple[int, int], float] = {}
@@ -57,11 +68,14 @@ def expire(places: Sequence[Path], keep: float, most: int, live: Collection[str]
         newest[image.content] = max(image.kept_at, newest.get(image.content, 0))
     total = sum({image.content: image.size for image in images}.values())
     for image in sorted(images, key=lambda image: (newest[image.content], image.content, image.kept_at)):
-        if (image.kept_at >= oldest and total <= most) or (image.is_pack and image.session in live):
+        stays = (image.session, image.number) in needed or (image.number == _PACKED and image.session in live)
+        if stays or (image.kept_at >= oldest and total <= most):
             continue
-        with suppress(OSError):
+        try:
             os.unlink(image.path)
-            removed += 1
+        except OSError:  # it stays, or the companion has given it its hash
+            continue
+        removed += 1
         left[image.content] -= 1
         total -= 0 if left[image.content] else image.size
     for store in places:
@@ -72,6 +86,16 @@ def expire(places: Sequence[Path], keep: float, most: int, live: Collection[str]
             if directory.name not in live and directory.stat().st_ctime < unused_since:
                 directory.rmdir()  # fails while it holds an image
     return removed
+
+
+def _images_of_killed_undos(store: Path, since: float) -> Iterator[tuple[str, int]]:
+    """Yield session and number of the images, and _PACKED for their packs, that journals newer than `since` name."""
+    for journal in store.glob("*.plan"):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # `undo` reports a damaged journal
+            steps = json.loads(journal.read_bytes())["steps"] if journal.stat().st_mtime >= since else []
+            for arguments in (step["arguments"] for step in steps):
+                for session, number in filter(None, (arguments.get("image"), arguments.get("xattrs"))):
+                    yield from ((session, number), (session, _PACKED))
 
 
 def is_due(home: Path) -> bool:
@@ -143,7 +167,7 @@ class _StoredImage(NamedTuple):
     size: int
     kept_at: float
     """Seconds since 1970. Sharing the content changes the change time of the file."""
-    is_pack: bool
+    number: int
 
 
 def _images(places: Iterable[Path]) -> Iterator[_StoredImage]:
@@ -155,6 +179,6 @@ def _images(places: Iterable[Path]) -> Iterator[_StoredImage]:
                     st = entry.stat(follow_symlinks=False)
                     file = ImageFile.parse(entry.name)
                     kept_at = (file and file.kept_at) or st.st_ctime
-                    is_pack = entry.name.startswith(PACK)
+                    number = file.number if file else _PACKED if entry.name.startswith(PACK) else -2
                     content = st.st_dev, st.st_ino
-                    yield _StoredImage(directory.name, entry.path, content, st.st_size, kept_at, is_pack)
+                    yield _StoredImage(directory.name, entry.path, content, st.st_size, kept_at, number)
