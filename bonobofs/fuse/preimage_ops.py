@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,12 +55,16 @@ class PreimageOps:
         self.store: PreimageStore | None = None
         self._in_use: Final[set[int]] = set()
         """Numbers of the pre-images that are files which the kernel still knows."""
+        self._unended: Mapping[int, int] = {}
+        """See `PathKeeper.linked`."""
 
     def path_keeper(self) -> PathKeeper | None:
         """Return the keeper of changes that the companion makes in the source by path."""
         if self.store is None:
             return None
-        return PathKeeper(self._mount.source.root, self.store, self._note_linked_inode)
+        keeper = PathKeeper(self._mount.source.root, self.store, self._note_linked_inode)
+        self._unended = keeper.linked
+        return keeper
 
     def _note_linked_inode(self, ino: int, number: int) -> None:
         node = self._mount.inodes.find(ino)
@@ -79,13 +83,13 @@ class PreimageOps:
         self._in_use.discard(node.kept)
 
     def list_in_use(self) -> list[int]:
-        """Return the numbers of the pre-images that are files which the kernel still knows. All others are final.
+        """Return the numbers of the pre-images that are files which the kernel still knows, or that still have a name.
 
-        Close the pack, so that its copies are final, too.
+        All others are final. Close the pack, so that its copies are final, too.
         """
         if self.store is not None:
             self.store.close_pack()
-        return [*self._in_use]
+        return [*self._in_use, *self._unended]
 
     def state(self, node: Node | None, st: os.stat_result) -> str:
         """Return the state of a file for the record. A name in the store does not count."""

@@ -335,7 +335,7 @@ class PathKeeper:
         self._root: Final = root
         self._store: Final = store
         self._note_linked: Final = note_linked
-        self._linked: Final[dict[int, int]] = {}
+        self.linked: Final[dict[int, int]] = {}
         """Inode numbers of linked pre-images of changes without an outcome, by number."""
 
     def before(self, request: Request, details: dict[str, Any]) -> dict[str, Any]:
@@ -370,7 +370,7 @@ class PathKeeper:
             return reason
         if loses_name and self._store.link(number, directory, name):
             self._store.count(st)
-            self._linked[number] = st.st_ino
+            self.linked[number] = st.st_ino
             if self._note_linked is not None:
                 self._note_linked(st.st_ino, number)
             return ""
@@ -389,7 +389,7 @@ class PathKeeper:
 
     def after(self, number: int, request: Request, details: dict[str, Any]) -> dict[str, Any]:
         """Return what the outcome of a change says of the file at the path, or at the new path of a rename."""
-        self._linked.pop(number, None)
+        self.linked.pop(number, None)
         to = str(details.get("to", request.path))
         found: dict[str, Any] = {}
         for key, path in ((DIR_TIMES, request.path), (TO_DIR_TIMES, to)):
@@ -403,7 +403,7 @@ class PathKeeper:
     def drop(self, number: int) -> None:
         """Remove a pre-image: the change was not made."""
         self._store.drop(number)
-        ino = self._linked.pop(number, None)
+        ino = self.linked.pop(number, None)
         if ino is not None and self._note_linked is not None:
             self._note_linked(ino, 0)
 

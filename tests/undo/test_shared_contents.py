@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from bonobofs.guards import IntegrityCheck
+from bonobofs.ipc.client import call
 from bonobofs.session.undo_service import expire_images
+from bonobofs.state.home import inside_directory
 from bonobofs.undo.image_expiry import usage
 from bonobofs.undo.images import OBJECTS, ImageFile, object_path
 from tests.support.commands import bonobofs
@@ -56,7 +58,7 @@ def _object(place: Place, data: bytes) -> Path:
 
 
 def _fill(source: Path, **files: bytes) -> State:
-    source.mkdir(exist_ok=True)
+    source.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         (source / name).write_bytes(data)
     return state_of(source)
@@ -239,6 +241,22 @@ def test_images_of_an_ended_session_are_hashed_by_the_next(own_place: MakePlace,
     assert usage([next_one.home / "undo"]).files == 1
     assert undo(next_one, since="1d")["conflicts"] == []
     assert state_of(next_one.source) == before
+
+
+@pytest.mark.root
+def test_a_content_that_the_companion_removes_slowly_is_hashed(own_place: MakePlace, tmp_path: Path) -> None:
+    """The companion looks at the store while the file still has its name, and again after the removal."""
+    _fill(tmp_path / "source/d", file=_DATA)
+    place = own_place()
+    companion, log = companion_of(place.session.pid), tmp_path / "log"
+    slow = ("-e", "trace=unlinkat", "-e", "inject=unlinkat:delay_enter=5s", "-p", str(companion))
+    with subprocess.Popen(["strace", "-f", "-qq", "-o", log, *slow]) as tracer:
+        until(lambda: "TracerPid:\t0\n" not in Path(f"/proc/{companion}/status").read_text(), "strace traces it")
+        call(inside_directory(place.home, place.session.session), "delete_file", path="d/file")
+        tracer.terminate()
+    _wait_for_hashes(place, 1)
+    assert undo(place, agent="alice")["conflicts"] == []
+    assert (place.source / "d/file").read_bytes() == _DATA
 
 
 @pytest.mark.root
