@@ -55,8 +55,7 @@ class PreimageOps:
         self.store: PreimageStore | None = None
         self._in_use: Final[set[int]] = set()
         """Numbers of the pre-images that are files which the kernel still knows."""
-        self._unended: Mapping[int, int] = {}
-        """See `PathKeeper.linked`."""
+        self._unended: Mapping[int, int] = {}  # PathKeeper.linked
 
     def path_keeper(self) -> PathKeeper | None:
         """Return the keeper of changes that the companion makes in the source by path."""

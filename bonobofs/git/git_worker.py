@@ -120,20 +120,17 @@ class GitWorker:
                 shutil.rmtree(self._directory, ignore_errors=True)
 
     def call(
-        self, do: str, descriptors: Sequence[int] = (), *, seconds: float = SECONDS, **arguments: Any
+        self, do: str, descriptors: Sequence[int] = (), limit: float = SECONDS, **arguments: Any
     ) -> dict[str, Any]:
-        """Send the request `do` to the worker and return its answer. Raises OSError, GitError on failure or timeout.
-
-        The kind of the GitError is `worker` if the worker has died, or was killed after it had moved the refs. Then
-        another call of `take_back` completes it.
-        """
+        """Send the request `do` to the worker. Return its answer within `limit` seconds. Raises OSError, GitError."""
         with self._turn:
             if do == "head" or "head" in arguments:
                 arguments |= {"expected": self._head, "shared": self._is_shared()}
             try:
-                answer = self._call({"do": do, "state": self._state(), **arguments}, descriptors, seconds)
+                answer = self._call({"do": do, "state": self._state(), **arguments}, descriptors, limit)
             except (EOFError, ConnectionError, TimeoutError) as error:
                 moved, result = self._abandon()
+                # After `worker` another call of `take_back` completes it.
                 kind = "slow" if isinstance(error, TimeoutError) and not moved else "worker"
                 raise GitError(f"the publication was broken off ({error}); {result}", kind=kind) from error
             if "head" in answer:
@@ -142,11 +139,11 @@ class GitWorker:
             self._session.note_index()
             return answer
 
-    def _call(self, document: dict[str, Any], descriptors: Sequence[int], seconds: float) -> dict[str, Any]:
+    def _call(self, document: dict[str, Any], descriptors: Sequence[int], limit: float) -> dict[str, Any]:
         if self._process is None or self._process.poll() is not None:
             self._start()
         self._send(document, descriptors)
-        deadline = monotonic() + seconds
+        deadline = monotonic() + limit
         while True:
             message = self._receive(deadline)
             if "done" in message:

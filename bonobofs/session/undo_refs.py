@@ -22,30 +22,22 @@ from bonobofs.undo.steps import UndoStep
 if TYPE_CHECKING:
     from bonobofs.git.git_worker import GitWorker
 
-_SECONDS: Final = 120.0
-"""Timeout of one publication, in which a worker that has died is started again and completes the call."""
+_TRIES: Final = 2
+"""A worker that has died is started again, and completes the call. A slow one is not called again."""
 
 
 class RefsOfSource:
     """`SourceRefs` of one undo: of an agent's session, or of the operator's."""
 
-    def __init__(
-        self,
-        source: Path,
-        worker: Callable[[], GitWorker] | None,
-        *,
-        is_operator: bool = False,
-        seconds: float = _SECONDS,
-    ) -> None:
-        """`source`: the path by which to open it. `worker` returns the session's worker; None: refs are only read.
+    limit = 120.0
+    """Seconds for the calls of one publication."""
 
-        `seconds`: timeout of one publication.
-        """
+    def __init__(self, source: Path, worker: Callable[[], GitWorker] | None, *, is_operator: bool = False) -> None:
+        """`source`: the path by which to open it. `worker` returns the session's worker; None: refs are only read."""
         self.source: Final = source
         self._worker: Final = worker
-        self._seconds: Final = seconds
-        self._refusal: Final = self._refusal_for_operator if is_operator else self._refusal_for_agent
-        self.refusal: Final = cache(self._refusal_or_error)
+        self._is_operator: Final = is_operator
+        self.refusal: Final = cache(self._refusal)
 
     def value(self, ref: str) -> str:
         """As `SourceRefs.value`. UndoConflict: the repository cannot be read."""
@@ -54,15 +46,14 @@ class RefsOfSource:
         except (GitError, OSError) as error:
             raise UndoConflict(f"the repository cannot be read: {reason(error)}") from error
 
-    def _refusal_or_error(self, moves: tuple[RefMove, ...]) -> str:
+    def _refusal(self, moves: tuple[RefMove, ...]) -> str:
         """As `SourceRefs.refusal`. An error refuses this publication only."""
         try:
-            return self._refusal(moves)
-        except (GitError, StateError, OSError) as error:
+            if self._is_operator:
+                return self._refusal_for_operator(moves)
+            return self._call(moves, check=True) if moves else ""
+        except (GitError, OSError) as error:
             return reason(error)
-
-    def _refusal_for_agent(self, moves: tuple[RefMove, ...]) -> str:
-        return self._call(moves, check=True) if moves else ""
 
     def _refusal_for_operator(self, moves: tuple[RefMove, ...]) -> str:
         """Return what git cannot do. No rule refuses the operator."""
@@ -83,25 +74,25 @@ class RefsOfSource:
     def move_back(self, step: UndoStep) -> None:
         """As `SourceRefs.move_back`."""
         moves = [RefMove(*move) for move in step.arguments["updates"]]
-        try:
-            failure = self._call(moves, publishers=step.arguments["publishers"], details={UNDO: step.change})
-        except (GitError, StateError) as error:
-            failure = str(error)
+        failure = self._call(moves, publishers=step.arguments["publishers"], details={UNDO: step.change})
         if failure:
             raise OSError(errno.EIO, failure)
 
     def _call(self, moves: Sequence[RefMove], *, check: bool = False, **arguments: Any) -> str:
-        """Call the worker; return why it has not moved the refs, or "". GitError, StateError, OSError."""
+        """Call the worker; return why it has not moved the refs, or "". OSError."""
         assert self._worker is not None
         arguments = {"updates": moves, "check": check, "publishers": {}, "details": {}, **arguments}
-        deadline = monotonic() + self._seconds
-        try:
-            answer = self._worker().call("take_back", seconds=self._seconds, **arguments)
-        except GitError as error:
-            if error.kind != "worker":
-                raise
-            answer = self._worker().call("take_back", seconds=deadline - monotonic(), **arguments)
-        return str(answer["line"]).removeprefix("not published: ")
+        failure, deadline = "", monotonic() + self.limit
+        for _ in range(_TRIES):
+            try:
+                answer = self._worker().call("take_back", limit=deadline - monotonic(), **arguments)
+            except (GitError, StateError) as error:
+                failure = str(error)
+                if not isinstance(error, GitError) or error.kind != "worker":
+                    break
+            else:
+                return str(answer["line"]).removeprefix("not published: ")
+        return failure
 
 
 class OperatorAuthorizer:

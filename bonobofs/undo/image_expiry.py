@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -18,8 +17,6 @@ from bonobofs.undo.preimages import PACK
 
 BETWEEN: Final = 3600.0
 """Seconds between two calls of `expire` by mounts."""
-_PACKED: Final = -1
-"""Instead of the number of an image: a pack, which has several."""
 
 
 class StoreUsage(NamedTuple):
@@ -50,17 +47,18 @@ def expire(places: Sequence[Path], keep: float, most: int, live: Collection[str]
     """Remove pre-images that are older than `keep` seconds, then the oldest until `most` bytes remain.
 
     Return their number. A shared content is removed with its last image; for `most` it is as old as its newest image.
-    The sessions `live` write to their directories and packs, so these stay. The images that a killed undo needs stay
-    for `keep` seconds; while an undo runs, all images stay. OSError.
+    The sessions `live` write to their directories and packs, so these stay. None is removed while an undo runs, or for
+    a day after its kill. OSError.
     """
     places[0].mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked_if_free(places[0] / "lock", retry=try_once) as is_free:
-        return _expire(places, keep, most, live) if is_free else 0
+        since = time.time() - 24 * BETWEEN
+        is_used = not is_free or any(journal.stat().st_mtime > since for journal in places[0].glob("*.plan"))
+        return 0 if is_used else _expire(places, keep, most, live)
 
 
 def _expire(places: Sequence[Path], keep: float, most: int, live: Collection[str]) -> int:
     oldest, removed = time.time() - keep, 0
-    needed = set(_images_of_killed_undos(places[0], oldest))
     images = list(_images(places))
     left = Counter(image.content for image in images)
     newest: dict[tuple[int, int], float] = {}
@@ -68,8 +66,7 @@ def _expire(places: Sequence[Path], keep: float, most: int, live: Collection[str
         newest[image.content] = max(image.kept_at, newest.get(image.content, 0))
     total = sum({image.content: image.size for image in images}.values())
     for image in sorted(images, key=lambda image: (newest[image.content], image.content, image.kept_at)):
-        stays = (image.session, image.number) in needed or (image.number == _PACKED and image.session in live)
-        if stays or (image.kept_at >= oldest and total <= most):
+        if (image.kept_at >= oldest and total <= most) or (image.is_pack and image.session in live):
             continue
         try:
             os.unlink(image.path)
@@ -86,16 +83,6 @@ def _expire(places: Sequence[Path], keep: float, most: int, live: Collection[str
             if directory.name not in live and directory.stat().st_ctime < unused_since:
                 directory.rmdir()  # fails while it holds an image
     return removed
-
-
-def _images_of_killed_undos(store: Path, since: float) -> Iterator[tuple[str, int]]:
-    """Yield session and number of the images, and _PACKED for their packs, that journals newer than `since` name."""
-    for journal in store.glob("*.plan"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # `undo` reports a damaged journal
-            steps = json.loads(journal.read_bytes())["steps"] if journal.stat().st_mtime >= since else []
-            for arguments in (step["arguments"] for step in steps):
-                for session, number in filter(None, (arguments.get("image"), arguments.get("xattrs"))):
-                    yield from ((session, number), (session, _PACKED))
 
 
 def is_due(home: Path) -> bool:
@@ -167,7 +154,7 @@ class _StoredImage(NamedTuple):
     size: int
     kept_at: float
     """Seconds since 1970. Sharing the content changes the change time of the file."""
-    number: int
+    is_pack: bool
 
 
 def _images(places: Iterable[Path]) -> Iterator[_StoredImage]:
@@ -179,6 +166,6 @@ def _images(places: Iterable[Path]) -> Iterator[_StoredImage]:
                     st = entry.stat(follow_symlinks=False)
                     file = ImageFile.parse(entry.name)
                     kept_at = (file and file.kept_at) or st.st_ctime
-                    number = file.number if file else _PACKED if entry.name.startswith(PACK) else -2
+                    is_pack = entry.name.startswith(PACK)
                     content = st.st_dev, st.st_ino
-                    yield _StoredImage(directory.name, entry.path, content, st.st_size, kept_at, number)
+                    yield _StoredImage(directory.name, entry.path, content, st.st_size, kept_at, is_pack)

@@ -110,10 +110,14 @@ def test_a_running_or_killed_undo_keeps_the_contents_that_it_needs(own_place: Ma
         (place.source / "a").unlink()
         os.kill(int(log.read_text().split()[0]), signal.SIGKILL)
     assert removed == 0, "the undo runs"
-    assert expire_images(place.home) == 1, "the undo does not need the content of b"
+    assert expire_images(place.home) == 0, "the next call completes the undo"
     assert undo(place, path="a", agent="alice")["failures"] == []
     assert (place.source / "a").read_bytes() == b"a" * 1000
-    assert expire_images(place.home) == 1
+    (left := place.home / "undo/left.plan").touch()
+    assert expire_images(place.home) == 0
+    os.utime(left, (time.time() - 100_000,) * 2)
+    assert expire_images(place.home) == 2, "no call has completed an undo for a day"
+    left.unlink()
 
 
 def test_an_image_that_cannot_be_removed_still_counts(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_a_content_that_the_companion_removes_slowly_is_hashed(own_place: MakePl
     """The companion looks at the store while the file still has its name, and again after the removal."""
     _fill(tmp_path / "source/d", file=_DATA)
     place = own_place()
-    companion, log = companion_of(place.session.pid), tmp_path / "log"
+    companion, log = companion_of(place.pid), tmp_path / "log"
     slow = ("-e", "trace=unlinkat", "-e", "inject=unlinkat:delay_enter=5s", "-p", str(companion))
     with subprocess.Popen(["strace", "-f", "-qq", "-o", log, *slow]) as tracer:
         until(lambda: "TracerPid:\t0\n" not in Path(f"/proc/{companion}/status").read_text(), "strace traces it")

@@ -389,8 +389,10 @@ def test_a_slow_worker_is_called_once(publishing: PublishingMaker) -> None:
 
         updates = [["refs/heads/aidlc/x", made, old]]
         step = UndoStep("publish", "", "", {"updates": updates, "publishers": {}})
+        refs = RefsOfSource(Path(source), called)
+        refs.limit = 0.5
         with pytest.raises(OSError, match=r"took too long.*no branch had moved"):
-            RefsOfSource(Path(source), called, seconds=0.5).move_back(step)
+            refs.move_back(step)
         assert (len(calls), one.source.id("aidlc/x")) == (1, made)
         RefsOfSource(Path(source), called).move_back(step)
     assert one.source.id("aidlc/x") == old
