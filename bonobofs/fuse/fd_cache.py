@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import queue
+import re
 import select
 import threading
 from collections.abc import Callable, Iterator
@@ -38,6 +39,8 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
 _PRUNED_AT_ONCE: Final = 64
 _LARGE: Final = 4 << 20
 """Size of a removed file whose last descriptor a thread closes: 400 MB take 40 ms."""
+_REMOVED: Final = re.compile(rb".* \(deleted\)|.*/undo/[0-9a-f-]{36}/\d+(-\d+-[0-9a-f]{64})?", re.DOTALL)
+"""Path of the descriptor of a file whose name was removed or replaced, or that is a pre-image."""
 _LONG_PATH: Final = 3800
 """Paths with more bytes are walked in parts; PATH_MAX is 4096."""
 
@@ -348,9 +351,12 @@ class FdCache:
         """Keep the descriptor of a file that was removed or replaced externally. Return False for any other file.
 
         The node is detached and its descriptor kept until FORGET, so that programs read the old file to its end. A file
-        that still has a name was moved, perhaps under other rules, and does not count.
+        that still has a name was moved, perhaps under other rules, and does not count. Another mount of the source may
+        have moved or linked the file into its store of pre-images.
         """
-        if node.kind is not Kind.FILE or node.fd < 0 or self.is_full or os.fstat(node.fd).st_nlink:
+        if node.kind is not Kind.FILE or node.fd < 0 or self.is_full:
+            return False
+        if os.fstat(node.fd).st_nlink and not _REMOVED.fullmatch(os.readlink(b"/proc/self/fd/%d" % node.fd)):
             return False
         self.on_stale(node)
         self.keep_open(node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -132,3 +132,26 @@ def test_the_end_of_a_mount_waits_for_the_copy_of_a_removed_file(own_place: Make
             assert place.umount().closed
         assert undo(place, agent="alice")["conflicts"] == []
         assert state_of(source) == before
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: (path.parent / "new").rename(path)])
+def test_another_mount_reads_a_removed_file_to_its_end(
+    own_place: MakePlace, tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    """The store of one mount has the file. A program in another mount cannot change it there."""
+    (source := tmp_path / "source").mkdir()
+    for name in ("file", "new"):
+        (source / name).write_bytes(name.encode() * 100_000)
+    before, one, other = state_of(source), own_place(), own_place()
+    with (other.path / "file").open("r+b", buffering=0) as file:
+        found = file.read(1000)
+        change(one.path / "file")
+        while data := file.read(1 << 16):
+            found += data
+        with pytest.raises(PermissionError):
+            file.write(b"more")
+        with pytest.raises(PermissionError):
+            file.truncate(1)
+    assert found == b"file" * 100_000
+    assert undo(one, agent="alice")["conflicts"] == []
+    assert state_of(source) == before
