@@ -23,7 +23,7 @@ from bonobofs.session import open_session, undo_service
 from bonobofs.session.undo_refs import OperatorAuthorizer, RefsOfSource
 from bonobofs.state.home import trail_path
 from bonobofs.undo.changes import RefMove
-from bonobofs.undo.plan import UndoStep
+from bonobofs.undo.steps import UndoStep
 from tests.git.conftest import FREE, Publishing, PublishingMaker
 from tests.support.commands import bonobofs, environment
 from tests.support.repositories import Repo
