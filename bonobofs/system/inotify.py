@@ -192,7 +192,7 @@ class Watcher:
         self._moved: dict[Directory, None] = {}
         """Directories that could not be opened at their expected path, to be rescanned."""
         self._moving: dict[int, Directory] = {}
-        self._moved_out: list[Directory] = []
+        """By cookie, directories whose old name has gone and whose new name was not reported yet."""
         self._displaced: tuple[Directory, bytes, Directory] | None = None
         self._unsure: dict[Directory, int] = {}
         self._confused = False
@@ -225,17 +225,17 @@ class Watcher:
         """Return the changes since the last read. Blocks until there is one. UnwatchableError."""
         since, self._read_at = self._read_at, time.time_ns()
         self._names = {}
-        leaving, self._moved_out = self._moved_out, []
+        earlier = list(self._moving)
         lost = self._note(self._queue.take())
-        for directory in leaving:
-            self._abandon(directory)
+        # The kernel queues both halves of a move together, but a read may end between them.
+        for cookie in earlier:
+            if cookie in self._moving:
+                self._abandon(self._moving.pop(cookie))
         if self._moved:
             moved, self._moved = self._moved, {}
             self._read_again(moved)
         self._confirm()
         lost = lost or self._confused
-        # The kernel queues both halves of a move together, but a read may end between them.
-        self._moved_out = list(self._moving.values())
         found = []
         for directory, names in self._names.items():
             if names and (path := directory.path) != _TOO_LONG:
@@ -296,8 +296,6 @@ class Watcher:
             if moved is None:
                 self._add(above, name)
             else:
-                if moved in self._moved_out:
-                    self._moved_out.remove(moved)
                 self._put(moved, above, name)
                 self._unsure[moved] = _CONFIRMED
         elif mask & _CREATE or (mask & _ATTRIB and name and name not in above.below):
@@ -366,7 +364,7 @@ class Watcher:
     def _add_one(
         self, above: Directory | None, fd: int, name: bytes, ino: int
     ) -> tuple[Directory, list[tuple[bytes, int]]] | None:
-        """Watch one directory of the open directory `fd`; return it with its subdirectories, or None if not watched.
+        """Watch one directory of the open directory `fd`; return it with its subdirectories if it was scanned.
 
         FileNotFoundError: it was removed. UnwatchableError: the root cannot be watched.
         """
@@ -381,26 +379,16 @@ class Watcher:
             if st.st_dev != self._device or (ino and st.st_ino != ino):
                 return None
             directory = self._watch(child, above, name, st.st_ino)
-            return None if directory is None else (directory, self._note_all(directory, child))
+            return None if directory is None else (directory, _scan(child, self._names.setdefault(directory, {})))
         finally:
             os.close(child)
 
-    def _note_all(self, directory: Directory, fd: int) -> list[tuple[bytes, int]]:
-        """Report every name in the directory as MADE; return its subdirectories with their inode numbers."""
-        below = []
-        names = self._names.setdefault(directory, {})
-        with suppress(OSError):  # only the owner may set O_NOATIME
-            fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NOATIME)  # the scan leaves the access time unchanged
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                raw = os.fsencode(entry.name)
-                names[raw] = names.get(raw, 0) | MADE
-                if entry.is_dir(follow_symlinks=False):
-                    below.append((raw, entry.inode()))
-        return below
-
     def _watch(self, fd: int, above: Directory | None, name: bytes, ino: int) -> Directory | None:
-        """Watch an open directory; None: it stays unwatched. FileNotFoundError; for the root UnwatchableError."""
+        """Watch an open directory, and return it if its names must be scanned. None: it stays unwatched, or it was
+        watched already at the path that the last event left it, so that its own events report its names.
+
+        FileNotFoundError; for the root UnwatchableError.
+        """
         if above is not None and len(self._by_wd) >= self._budget:
             self._leave_out(above, _inotify_error(OSError(errno.ENOSPC, "")))
             return None
@@ -416,14 +404,15 @@ class Watcher:
         if wd < 0:
             self._leave_out(above, "inotify refused: Permission denied")
             return None
-        directory = self._by_wd.get(wd)
-        if directory is None:
-            directory = self._by_wd[wd] = Directory(above, name, ino, wd)
-        elif directory.parent is not None and directory.parent.below.get(directory.name) is directory:
-            del directory.parent.below[directory.name]
+        directory = self._by_wd.setdefault(wd, Directory(above, name, ino, wd))
+        siblings = {} if directory.parent is None else directory.parent.below
+        is_known = siblings.get(directory.name) is directory
+        if is_known:
+            del siblings[directory.name]
+        self._moving = {cookie: moving for cookie, moving in self._moving.items() if moving is not directory}
         if above is not None:
             self._put(directory, above, name)
-        return directory
+        return None if is_known else directory
 
     def _leave_out(self, above: Directory | None, reason: str) -> None:
         """Record that a directory in `above`, and all below it, stays unwatched. UnwatchableError: it is the root."""
@@ -441,7 +430,7 @@ class Watcher:
         return not self._gaps
 
     def _read_again(self, directories: Iterable[Directory]) -> None:
-        """Rescan these directories and watch their unwatched subdirectories."""
+        """Rescan these watched directories, whose own events report their names, and watch unwatched subdirectories."""
         waiting: deque[tuple[Directory | None, list[tuple[bytes, int]]]] = deque()
         for directory in directories:
             path = directory.path
@@ -456,7 +445,7 @@ class Watcher:
                 self._moved[directory] = None
                 continue
             try:
-                below = [one for one in self._note_all(directory, fd) if one[0] not in directory.below]
+                below = [one for one in _scan(fd, {}) if one[0] not in directory.below]
                 waiting.append((directory, below))
             finally:
                 os.close(fd)
@@ -473,9 +462,6 @@ class Watcher:
 
     def _abandon(self, directory: Directory) -> None:
         """Stop watching a directory that was moved out of the source, and all below it."""
-        for cookie, moving in list(self._moving.items()):
-            if moving is directory:
-                del self._moving[cookie]
         waiting = [directory]
         while waiting:
             one = waiting.pop()
@@ -483,6 +469,20 @@ class Watcher:
             self._gaps.pop(one, None)
             if self._by_wd.pop(one.wd, None) is not None:
                 self._queue.unwatch(one.wd)
+
+
+def _scan(fd: int, names: dict[bytes, int]) -> list[tuple[bytes, int]]:
+    """Add every name in the open directory to `names` as MADE; return its subdirectories with their inode numbers."""
+    below = []
+    with suppress(OSError):  # only the owner may set O_NOATIME
+        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NOATIME)  # the scan leaves the access time unchanged
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            raw = os.fsencode(entry.name)
+            names[raw] = names.get(raw, 0) | MADE
+            if entry.is_dir(follow_symlinks=False):
+                below.append((raw, entry.inode()))
+    return below
 
 
 def _share() -> int:

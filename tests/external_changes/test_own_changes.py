@@ -11,7 +11,7 @@ import pytest
 
 from bonobofs.system import syscalls
 from tests.support.mount_fixtures import Traffic
-from tests.support.observe import out_of_band
+from tests.support.observe import companion_of, out_of_band, stopped
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted
 
@@ -141,6 +141,37 @@ def test_own_changes_are_not_out_of_band(mounted: Mounted) -> None:
     (world.source / "behind").touch()
     until(lambda: out_of_band(world), "the external change is recorded")
     assert set(out_of_band(world)) == {"behind"}
+
+
+def _make_directory_and_move_back(at: Path) -> str:
+    (at / "old").rename(at / "moved")
+    (at / "moved/new").mkdir()
+    (at / "moved").rename(at / "old")
+    return "old"
+
+
+def _move_onto_new_directory(at: Path) -> str:
+    (at / "new").mkdir()
+    (at / "old").rename(at / "new")
+    return "new"
+
+
+@pytest.mark.parametrize("story", [_make_directory_and_move_back, _move_onto_new_directory])
+def test_old_files_in_a_moved_directory_are_not_out_of_band(
+    source: Path, mounted: Mounted, story: Callable[[Path], str]
+) -> None:
+    """The watcher reads the events when the path of the new directory leads elsewhere. External changes are entered."""
+    (source / "old/below").mkdir(parents=True)
+    for name in ("old/file", "old/below/file", "old/below/changed"):
+        (source / name).write_text("content")
+    world = mounted(policy=ALLOW_ALL)
+    with stopped(companion_of(world.pid)):
+        now = story(world.path)
+        changes = {f"{now}/below/changed", f"{now}/created"}
+        for path in changes:
+            (source / path).write_text("external")
+    world.umount()
+    assert set(out_of_band(world)) == changes
 
 
 def test_own_writes_stay_in_the_page_cache(traffic: Traffic) -> None:

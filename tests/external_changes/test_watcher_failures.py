@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 from pathlib import Path
 
 import pytest
 
 from bonobofs import session
+from bonobofs.system.inotify import Watcher
 from tests.support.mount_fixtures import Traffic
 from tests.support.observe import companion_of, fill_queue, out_of_band, status, stopped, text, too_few_watches
+from tests.support.users import run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, OrdinaryUser
 
@@ -45,6 +48,29 @@ def test_after_lost_events_everything_is_compared(source: Path, mounted: Mounted
     (source / "e/f/new").write_text("made in a directory that was not watched before")
     until((world.path / "e/f/new").exists, "what is new is watched")
     assert status(world).watch == session.WATCHING
+
+
+def _reads_of_split_move(source: Path) -> list[dict[bytes, list[bytes]]]:
+    """Names by directory of three reads: the first ends between the events of a move, the last follows a creation."""
+    os.chdir(source)
+    watcher = Watcher()
+    for number in range((1 << 18) // 32 - 1):  # a read has 256 KiB, an event with a short name 32 bytes
+        os.chmod("ab"[number % 2], 0o600 + number // 2 % 2)
+    os.rename("d/e", "moved")
+    reads = [watcher.read(), watcher.read()]
+    (source / "moved/new").touch()
+    if select.select([watcher], [], [], 10)[0]:
+        reads.append(watcher.read())
+    return [{found.path: sorted(found.names) for found in read.names} for read in reads]
+
+
+def test_a_moved_directory_stays_watched_if_a_read_ends_within_its_move(source: Path) -> None:
+    """The next read reports the new name, and the read after it a new file below."""
+    (source / "d/e").mkdir(parents=True)
+    for name in "ab":
+        (source / name).touch()
+    reads = run_in_child(_reads_of_split_move, source)
+    assert reads == [{b"": [b"a", b"b"], b"d": [b"e"]}, {b"": [b"moved"]}, {b"moved": [b"new"]}]
 
 
 def test_a_companion_ends_with_its_server(mounted: Mounted) -> None:

@@ -13,6 +13,7 @@ import pytest
 from bonobofs.undo.execution import UndoJournal
 from tests.support.commands import bonobofs
 from tests.support.mount_fixtures import MakePlace, Place
+from tests.support.observe import companion_of, out_of_band, stopped
 from tests.support.source_state import state_of, undo
 from tests.support.users import run_in_child
 from tests.support.wait import until
@@ -71,6 +72,19 @@ def test_a_mount_shows_what_an_undo_did_and_reports_nothing(
     until(lambda: _times(place.path) == _times(source), "the mount shows the times")
     place.umount()
     assert [entry.path for entry in place.entries() if entry.operation == "out_of_band"] == []
+
+
+def test_an_undo_that_the_watcher_sees_late_is_not_out_of_band(own_place: MakePlace, tmp_path: Path) -> None:
+    """The agent made a directory in one that it had moved, and the watcher reads of it when both were taken back."""
+    (tmp_path / "source/d/e").mkdir(parents=True)
+    (tmp_path / "source/d/e/g").write_text("g\n")
+    place = own_place(policy=_ALL)
+    with stopped(companion_of(place.pid)):
+        (place.path / "d/e").rename(place.path / "moved")
+        (place.path / "moved/h").mkdir()
+        _operators(place)
+    place.umount()
+    assert out_of_band(place) == {}
 
 
 def _large(path: Path) -> None:
