@@ -80,14 +80,30 @@ def _change(top: Path, chance: random.Random) -> tuple[str, str]:
     return operation.replace("exchange", "rename"), str(path)
 
 
+def _is_in_creation(operation: str, path: str, modes: dict[int, int]) -> bool:
+    """Whether the entry of a creation covers the change. It has room for one mode.
+
+    `modes`: by inode number of a file that this process created, the mode that it set first; 0: none.
+    """
+    if operation not in ("create_file", "set_mode"):
+        return False
+    st = os.stat(path)
+    if operation == "create_file":
+        modes[st.st_ino] = 0
+    elif modes.get(st.st_ino) == 0:
+        modes[st.st_ino] = st.st_mode
+    return operation == "set_mode" and modes.get(st.st_ino) == st.st_mode
+
+
 def _work(top: Path, seed: int, done: int) -> None:
     """Make changes until it is killed, and note each that was answered as made."""
     chance = random.Random(seed)
+    modes: dict[int, int] = {}
     while True:
         with contextlib.suppress(OSError):
             operation, path = _change(top, chance)
-            # A run of writes, with times and the mode of a new file that are set in it, has one intent.
-            if operation not in ("write_file", "set_times", "set_mode"):
+            # A run of writes, with times that are set in it, has one intent.
+            if not _is_in_creation(operation, path, modes) and operation not in ("write_file", "set_times"):
                 os.write(done, f"{operation} {os.path.relpath(path, top)}\n".encode())
 
 
