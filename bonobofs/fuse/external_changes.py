@@ -351,15 +351,14 @@ class ExternalChanges:
         all notifications are queued when this method returns.
         """
         self._invalidates_names = not self._notifications.names()
-        self._to_compare = list(self._inodes)
-        self._to_compare.reverse()
+        self._to_compare = list(self._inodes)[::-1]
         self._invalidates_later = not at_once
         if at_once:
             for number in self._to_compare:
-                if (node := self._inodes.get(number)) is not None:
-                    self._invalidate(node)
+                if (known := self._inodes.peek(number)) is not None:
+                    self._invalidate(known)
 
-    def _invalidate(self, node: Node) -> None:
+    def _invalidate(self, node: Node | ListedFile) -> None:
         if self._invalidates_names and node.parent is not None:
             self._notifications.entry(node.parent.id, node.name)
         self._notifications.inode(node.id, 0, 0)
@@ -373,25 +372,27 @@ class ExternalChanges:
         """Compare some of the waiting nodes."""
         until = time.monotonic() + _SECONDS_AT_ONCE
         while self._to_compare and time.monotonic() < until:
-            node = self._inodes.get(self._to_compare.pop())
-            if node is None:
+            known = self._inodes.peek(self._to_compare.pop())
+            if known is None:
                 continue
             if self._invalidates_later:
-                self._invalidate(node)
-            if node.parent is None or node.mounted_over or node.layer is not Layer.SOURCE:
+                self._invalidate(known)
+            is_other = isinstance(known, Node) and (known.mounted_over or known.layer is not Layer.SOURCE)
+            if known.parent is None or is_other:
                 continue
-            path = self._inodes.path(node)
+            path = self._inodes.join(known.parent, known.name)
             try:
                 st = self._source.stat_below(os.fsencode(path))
             except (FileNotFoundError, NotADirectoryError):
                 st = None
             except OSError:
                 continue  # the next access detects it
-            if st is None or st.st_ino != node.ino:
+            if st is None or st.st_ino != known.ino:
                 self._add_suspect(path, GONE if st is None else MADE, st)
-            elif node.fingerprint not in (UNKNOWN, fingerprint_of(st), fingerprint_after_rename(st)):
-                self._update_fingerprint(node, st)
-                if not node.is_dir:
+            elif known.fingerprint not in (UNKNOWN, fingerprint_of(st), fingerprint_after_rename(st)):
+                if (node := self._inodes.get(known.id)) is not None:
+                    self._update_fingerprint(node, st)
+                if not stat.S_ISDIR(st.st_mode):
                     self._add_suspect(path, MODIFIED, st)
 
     # -- suspects

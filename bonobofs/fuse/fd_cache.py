@@ -19,6 +19,7 @@ import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Final
 
 from bonobofs.errors import os_error
@@ -564,7 +565,7 @@ class FdCache:
             return
         if node.is_dir:
             if mode & 0o100 == 0:
-                for number in self._inodes.files_below(node)[: self._cache]:
+                for number in list(islice(self._inodes.files_below(node), self._cache)):
                     if (below := self._inodes.get(number)) is not None:
                         self._keep_file_open(below)
         elif mode & 0o600 != 0o600:

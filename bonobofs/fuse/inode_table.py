@@ -153,6 +153,10 @@ class InodeTable:
         known = self._by_id.get(node_id)
         return known if known is None or isinstance(known, Node) else self._node(known)
 
+    def peek(self, node_id: int) -> Node | ListedFile | None:
+        """Return the node or listed file with this id, or None."""
+        return self._by_id.get(node_id)
+
     def _node(self, known: Node | ListedFile) -> Node:
         """Return the node; for a listed file, a new one with its id."""
         if isinstance(known, Node):
@@ -393,15 +397,15 @@ class InodeTable:
         """Iterate over the node ids."""
         return iter(self._by_id)
 
-    def files_below(self, directory: Node) -> list[int]:
-        """Return the ids of the regular files below a directory."""
-        return [
+    def files_below(self, directory: Node) -> Iterator[int]:
+        """Yield the ids of the regular files below a directory. No node may be added meanwhile."""
+        return (
             each.id
             for each in self._by_id.values()
             if (isinstance(each, ListedFile) or each.kind is Kind.FILE)
             and each.parent is not None
             and self.descends(each.parent, directory)
-        ]
+        )
 
 
 def joined(directory: WorkspacePath, name: bytes) -> WorkspacePath:

@@ -12,6 +12,7 @@ import pytest
 
 from bonobofs.session import build
 from tests.support.mount_fixtures import MakePlace, Place
+from tests.support.observe import companion_of, fill_queue, out_of_band, stopped
 from tests.support.users import run_in_child
 from tests.support.wait import until
 
@@ -63,6 +64,19 @@ def test_the_server_returns_the_memory_of_forgotten_files(own_place: MakePlace, 
         assert not (world.path / "crowd").exists()
     finally:
         outside.rename(crowd / "crowd")
+
+
+def test_a_comparison_after_lost_events_costs_no_memory_for_listed_files(own_place: MakePlace, crowd: Path) -> None:
+    """Each node takes 240 bytes, a listed file 112. A listed file that differs is still reported."""
+    world = own_place(source=crowd)
+    with os.scandir(world.path / "crowd") as entries:
+        last = [entry.name for entry in entries if entry.stat().st_size == 0][-1]
+    listed = _resident(world)
+    with stopped(companion_of(world.pid)):
+        fill_queue(crowd)
+        os.utime(crowd / "crowd" / last)
+    until(lambda: f"crowd/{last}" in out_of_band(world), "the last file was compared")
+    assert _resident(world) - listed < 8 * MEGABYTE
 
 
 def test_a_listed_file_becomes_a_node_at_its_first_request(own_place: MakePlace) -> None:
