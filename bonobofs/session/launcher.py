@@ -23,6 +23,7 @@ from bonobofs.system.paths import is_within
 from bonobofs.system.processes import plain_environment, start_time
 
 SECONDS_TO_START = 20.0
+_LATE: Final = f"the server did not start in {SECONDS_TO_START:.0f} s; run bonobofs doctor"
 SERVER = "bonobofs.fuse.main"
 COMPANION = "bonobofs.companion.main"
 
@@ -80,6 +81,7 @@ class ServerStart(Probe):
         self._ready, ready_end = os.pipe()
         # The server waits for its configuration until session.json has its pid.
         config, self._config = os.pipe()
+        os.set_blocking(self._config, False)
         self._errors: Final = os.memfd_create("bonobofs-errors")
         self._is_configured = False
         self.ready_fd = ready_end
@@ -112,20 +114,20 @@ class ServerStart(Probe):
         return int(line), start_time(int(line)) or 0
 
     def begin(self, config: StartConfig) -> None:
-        """Send what the server needs to start the companion."""
+        """Send what the server needs to start the companion. MountError: it does not read that in time."""
         self._send(config.to_line())
 
     def serve(self, config: SessionConfig) -> str:
-        """Send the configuration. Return "" when the server is ready, else its error in one line."""
-        self._is_configured = True
+        """Send the configuration. Return "" when the server is ready, else its error in one line. MountError."""
         self._send(config.to_json().encode())
+        self._is_configured = True
         handle = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(handle, self._config, inheritable=False)  # closes the pipe
         os.close(handle)
         try:
             said = os.fsdecode(self._line()).strip()
         except TimeoutError:
-            return f"the server did not start in {SECONDS_TO_START:.0f} s; run bonobofs doctor"
+            return _LATE
         if said == "ready":
             return ""
         return (
@@ -135,13 +137,22 @@ class ServerStart(Probe):
         )
 
     def _send(self, data: bytes) -> None:
+        deadline = time.monotonic() + SECONDS_TO_START
+        poll = select.poll()
+        poll.register(self._config, select.POLLOUT)
         # A server that has ended does not read this. Its error is read later.
-        with contextlib.suppress(BrokenPipeError), os.fdopen(self._config, "wb", closefd=False) as pipe:
-            pipe.write(data)
+        with contextlib.suppress(BrokenPipeError):
+            while data:
+                if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    raise MountError(_LATE)
+                data = data[os.write(self._config, data) :]
 
     def _error_output(self, log: str = "") -> str:
-        """Return the last line of the server's standard error, which is `log` once it has its configuration."""
-        text = os.pread(self._errors, os.fstat(self._errors).st_size, 0)
+        """Return the last line of standard error: the probe's, the server's, and the `log` that it opens later."""
+        assert self._process.stderr is not None
+        os.set_blocking(self._process.stderr.fileno(), False)
+        text = self._process.stderr.read() or b""
+        text += os.pread(self._errors, os.fstat(self._errors).st_size, 0)
         with contextlib.suppress(OSError):
             text += Path(log).read_bytes()
         lines = os.fsdecode(text).strip().splitlines()

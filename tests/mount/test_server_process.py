@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from bonobofs import session
+from bonobofs.errors import MountError
 from bonobofs.fuse import cpu_latency
 from bonobofs.ipc.session_config import SessionConfig, StartConfig
+from bonobofs.session import launcher
 from bonobofs.session.launcher import ServerStart
 from bonobofs.system import processes
 from tests.support.commands import bonobofs
@@ -203,6 +207,45 @@ def test_a_mount_is_served_although_its_command_was_killed(home: Path, source: P
     assert bonobofs("umount", mountpoint).stdout == f"{mountpoint}: unmounted\n"
     until(lambda: not _processes_of(mountpoint), "the server has ended")
     assert "crashed" not in bonobofs("audit", "verify").stdout
+
+
+class _StoppedStart(ServerStart):
+    """A server that is stopped before it gets its configuration."""
+
+    def serve(self, config: SessionConfig) -> str:
+        os.kill(self.process[0], signal.SIGSTOP)
+        return super().serve(config)
+
+
+def test_a_mount_fails_in_time_if_its_server_is_stopped(
+    home: Path, source: Path, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration has more bytes than a pipe holds. Nothing is left, and the next mount does not wait."""
+    policy = tmp_path / "policy.toml"
+    paths = "".join(f"'{number}/**', " for number in range(10_000))
+    policy.write_text(f"default = 'allow'\n[[rule]]\nname = 'large'\npaths = [{paths}]\n")
+    request = session.MountRequest(source, mountpoint, agent="ann", policy=policy)
+    with _StoppedStart(str(mountpoint)) as server, monkeypatch.context() as patch:
+        assert server.process
+        patch.setattr(launcher, "SECONDS_TO_START", 1.0)
+        with pytest.raises(MountError, match="the server did not start in 20 s"):
+            session.start_with(server, home, request)
+    until(lambda: not _processes_of(mountpoint), "the server and the probe have ended")
+    assert os.listdir(home / "sessions") == []
+    assert bonobofs("mount", source, mountpoint).returncode == 0
+    assert bonobofs("umount", mountpoint).returncode == 0
+
+
+def test_an_error_before_the_fork_is_reported(
+    mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter cannot start, for example, and the server has no standard error of its own."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho the interpreter is broken >&2\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with ServerStart(str(mountpoint)) as server, pytest.raises(MountError, match="the interpreter is broken"):
+        assert server.process
 
 
 def test_an_error_before_the_configuration_is_reported(source: Path, mountpoint: Path) -> None:
