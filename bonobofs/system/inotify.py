@@ -155,6 +155,11 @@ class _Queue(InotifyFD):
         """Drop a watch that the kernel has removed."""
         self.handle_event(InotifyEvent(wd, Mask(_IGNORED), 0, b""))
 
+    def close(self) -> None:
+        """Close the descriptors. watchdog leaves that to the end of its thread, which this class has not."""
+        self._is_reading = False
+        super().close()
+
     # The callbacks do nothing: `Watcher` parses the events itself.
     def on_event(self, event: InotifyEvent) -> None: ...
 

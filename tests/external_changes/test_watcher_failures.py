@@ -48,6 +48,8 @@ def test_after_lost_events_everything_is_compared(source: Path, mounted: Mounted
     (source / "e/f/new").write_text("made in a directory that was not watched before")
     until((world.path / "e/f/new").exists, "what is new is watched")
     assert status(world).watch == session.WATCHING
+    descriptors = Path(f"/proc/{companion_of(world.pid)}/fd").iterdir()
+    assert [os.readlink(each) for each in descriptors].count("anon_inode:inotify") == 1  # a user may have 128
 
 
 def _reads_of_split_move(source: Path) -> list[dict[bytes, list[bytes]]]:
