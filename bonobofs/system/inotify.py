@@ -414,6 +414,8 @@ class Watcher:
         is_known = siblings.get(directory.name) is directory
         if is_known:
             del siblings[directory.name]
+            # Its move was not reported yet, so another directory may have its old name now.
+            self._moved |= {each: None for each in (directory.parent, above) if each is not None}
         self._moving = {cookie: moving for cookie, moving in self._moving.items() if moving is not directory}
         if above is not None:
             self._put(directory, above, name)

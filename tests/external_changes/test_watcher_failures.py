@@ -14,6 +14,7 @@ from bonobofs import session
 from bonobofs.system.inotify import Watcher
 from tests.support.mount_fixtures import Traffic
 from tests.support.observe import companion_of, fill_queue, out_of_band, status, stopped, text, too_few_watches
+from tests.support.syscalls import RENAME_EXCHANGE, renameat2
 from tests.support.users import run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, OrdinaryUser
@@ -73,6 +74,20 @@ def test_a_moved_directory_stays_watched_if_a_read_ends_within_its_move(source: 
         (source / name).touch()
     reads = run_in_child(_reads_of_split_move, source)
     assert reads == [{b"": [b"a", b"b"], b"d": [b"e"]}, {b"": [b"moved"]}, {b"moved": [b"new"]}]
+
+
+def test_a_new_directory_that_is_exchanged_at_once_is_watched(source: Path, mounted: Mounted) -> None:
+    """The watcher reads of its creation when another directory has its name."""
+    (source / "old").mkdir()
+    world = mounted(policy=ALLOW_ALL)
+    assert not (world.path / "old/file").exists()
+    with stopped(companion_of(world.pid)):
+        (source / "new").mkdir()
+        renameat2(source / "new", source / "old", RENAME_EXCHANGE)
+    until(lambda: (world.path / "old").stat().st_ino == (source / "old").stat().st_ino, "the exchange shows")
+    assert not (world.path / "old/file").exists()
+    (source / "old/file").touch()
+    until((world.path / "old/file").exists, "the new file shows")
 
 
 def test_a_companion_ends_with_its_server(mounted: Mounted) -> None:
