@@ -329,14 +329,14 @@ class _Batch:
         stream.seek(self.offset)
         count = 0
         for line, entry in entries_of(stream, self._session, EPOCH + self.moment * _MICROSECOND):
-            self._enter(entry, line)
+            self._add_entry(entry, line)
             self.offset += len(line)
             count += 1
             if count == self._most or self.offset >= self._until:
                 break
         return count
 
-    def _enter(self, entry: AuditEntry, line: bytes) -> None:
+    def _add_entry(self, entry: AuditEntry, line: bytes) -> None:
         moment = microseconds(entry.timestamp)
         self.moment = max(self.moment, moment)
         seq = _number(entry.seq)

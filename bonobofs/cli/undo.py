@@ -139,7 +139,7 @@ def history(
         document(found.changes)
     else:
         _print_history(inside or sessions[0].source, found.changes)
-    if found.is_far_behind:
+    if found.needs_index_update:
         sys.stdout.flush()
         try:
             change_history.update_index(home, time.monotonic() - began)

@@ -49,20 +49,20 @@ class ImageStore:
 
     def run(self) -> None:
         """Hash, expire and measure until the process ends."""
-        self._bound()
+        self._enforce_limits()
         self._wait(_PAUSE)
         self._hash_ended()
         while True:
             self._hash_own()
-            self._bound()
+            self._enforce_limits()
             self._wait(_PAUSE)
 
     def _wait(self, seconds: float) -> None:
         """Wait, and meanwhile make room for one file at most."""
         with suppress(queue.Empty):
-            self._bound(self._missing.get(timeout=seconds))
+            self._enforce_limits(self._missing.get(timeout=seconds))
 
-    def _bound(self, missing: int = 0) -> None:
+    def _enforce_limits(self, missing: int = 0) -> None:
         """Expire and measure when it is due, or because a file of `missing` bytes has no room."""
         expires = bool(missing) or is_due(self._home)
         if expires:
@@ -99,8 +99,8 @@ class ImageStore:
         from bonobofs.undo.image_objects import hash_images  # noqa: PLC0415 - most sessions keep nothing at their start
 
         self._rested_at = monotonic()
-        hash_images(directory, names, in_use, self._rest)
+        hash_images(directory, names, in_use, self._throttle)
 
-    def _rest(self) -> None:
+    def _throttle(self) -> None:
         self._wait(_RESTS * (monotonic() - self._rested_at))
         self._rested_at = monotonic()

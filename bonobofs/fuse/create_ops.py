@@ -120,7 +120,7 @@ class CreateOps:
             target_dir, directory = self._layers.target_dir(header, request, parent, directory, permit)
             make = partial(target_dir.store.mkdir, directory, name, mode & 0o7777, permit)
             self._mount.run_as(header, groups, umask, make)
-            self._mount.preimages.note_names(admission, target_dir, directory)
+            self._mount.preimages.record_dir_times(admission, target_dir, directory)
             self._layers.add_upper(parent, target_dir, name)
         return self._created_entry(target_dir, directory, name)
 
@@ -207,7 +207,7 @@ class CreateOps:
         with admission as permit:
             target_dir, directory = self._layers.target_dir(header, new, parent, directory, permit)
             node.store.link(node, directory, name, permit)
-            self._mount.preimages.note_names(admission, target_dir, directory)
+            self._mount.preimages.record_dir_times(admission, target_dir, directory)
             self._layers.add_upper(parent, target_dir, name)
         node.fingerprint = fingerprint_after_rename(st)
         self._mount.inodes.note_link(node.ino, node.parent, node.name)

@@ -250,7 +250,7 @@ class GrantOps:
         rename = partial(store.rename, directory, temporary, directory, name, flags, admission.permit)
         self._mount.preimages.replace(admission, replaced, other, directory, name, rename)
         parent.mtime = dir_time
-        self._mount.preimages.note_names(admission, parent, directory)
+        self._mount.preimages.record_dir_times(admission, parent, directory)
         self._mount.grants.published.add(path)
         if replaced is not None:
             self._mount.after_unlink(other, parent, name, replaced)

@@ -123,14 +123,14 @@ class PreimageOps:
             admission.details = {**(admission.details or {}), AFTER: self.state(node, st)}
 
     def after_name(self, admission: Admission, parent: Node, directory: int, name: bytes) -> None:
-        """Add the state of the file that a change of the source has given a name to the outcome, as `note_names`."""
+        """Add the state of the file that a change of the source has named to the outcome, as `record_dir_times`."""
         if self.store is not None:
             with suppress(OSError):
                 st = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 admission.details = {**(admission.details or {}), AFTER: state_text(st)}
-        self.note_names(admission, parent, directory)
+        self.record_dir_times(admission, parent, directory)
 
-    def note_names(
+    def record_dir_times(
         self, admission: Admission, parent: Node, directory: int, other: tuple[Node, int] | None = None
     ) -> None:
         """Add the times of a directory of the source in which a change has changed a name to the outcome.

@@ -49,7 +49,7 @@ class RemoveOps:
             unlink = partial(self._mount.preimages.unlink, layer_dir.store, admission, st, node)
             remove = self._layers.removal(layer_dir, permit, unlink)
             self._mount.unpin_on_failure(node, lambda: remove(directory, name, permit))
-            self._mount.preimages.note_names(admission, layer_dir, directory)
+            self._mount.preimages.record_dir_times(admission, layer_dir, directory)
         self._mount.after_unlink(node, layer_dir, name, st)
         self._layers.hide_name(parent, name, permit)
         return NOTHING
@@ -73,7 +73,7 @@ class RemoveOps:
             remove = self._layers.removal(layer_dir, permit, layer_dir.store.rmdir)
             node = self._mount.pin_for_removal(layer_dir, directory, name, st)
             self._mount.unpin_on_failure(node, lambda: remove(directory, name, permit))
-            self._mount.preimages.note_names(admission, layer_dir, directory)
+            self._mount.preimages.record_dir_times(admission, layer_dir, directory)
             self._mount.overlay.remove_upper_dir(request.path, permit)
         self._mount.after_unlink(node, layer_dir, name, st)
         self._layers.hide_name(parent, name, permit)

@@ -105,7 +105,7 @@ class RenameOps:
             self._move(origin, target, flags, admission)
             if layer is Layer.SOURCE:
                 other = target.parent, target.directory
-                self._mount.preimages.note_names(admission, origin.parent, origin.directory, other)
+                self._mount.preimages.record_dir_times(admission, origin.parent, origin.directory, other)
         return NOTHING
 
     def _layer_of_move(self, origin: End, target: End, permits: list[Permit], *, exchange: bool) -> Layer:

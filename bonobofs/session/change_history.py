@@ -26,7 +26,7 @@ class History(NamedTuple):
 
     changes: list[dict[str, Any]]
     """Newest first."""
-    is_far_behind: bool
+    needs_index_update: bool
     """The index lacks so much that `update_index` makes the next answer faster."""
 
 

@@ -26,27 +26,27 @@ _LONGEST_XATTR: Final = 1 << 16
 _CANNOT_LINK: Final = (errno.EPERM, errno.EMLINK)
 """The file belongs to another user (fs.protected_hardlinks), or has too many names. Its content is not shared."""
 
-Rest = Callable[[], None]
+Throttle = Callable[[], None]
 
 
-def hash_images(directory: Path, names: Collection[str], in_use: Collection[int], rest: Rest) -> None:
+def hash_images(directory: Path, names: Collection[str], in_use: Collection[int], throttle: Throttle) -> None:
     """Hash images of a session's directory, and share their contents. OSError, such as a full disk.
 
-    `names`: its files. No process writes to them, except to the images with a number `in_use`. `rest` is called after
-    each MiB.
+    `names`: its files. No process writes to them, except to the images with a number `in_use`. `throttle` is called
+    after each MiB.
     """
     files = [file for name in names if (file := ImageFile.parse(name)) is not None]
     for file in files:
         if not file.hash and file.number not in in_use:
-            _hash_image(directory, file, rest)
+            _hash_image(directory, file, throttle)
     known = {file.number for file in files}
     for name in names:
         if name.startswith(PACK):
             with suppress(FileNotFoundError):  # another companion was faster
-                _unpack(directory, name, known, rest)
+                _unpack(directory, name, known, throttle)
 
 
-def _hash_image(directory: Path, file: ImageFile, rest: Rest) -> None:
+def _hash_image(directory: Path, file: ImageFile, throttle: Throttle) -> None:
     path = directory / file.name
     with suppress(FileNotFoundError, PermissionError):  # it has expired, or the user may not read it
         with io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as content:
@@ -54,14 +54,14 @@ def _hash_image(directory: Path, file: ImageFile, rest: Rest) -> None:
                 return
             before = os.fstat(content.fileno())
             os.fdatasync(content.fileno())
-            digest = _hash(content, rest)
+            digest = _hash(content, throttle)
             os.posix_fadvise(content.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             after = os.fstat(content.fileno())
         if (before.st_mtime_ns, before.st_ctime_ns) == (after.st_mtime_ns, after.st_ctime_ns):
             hashed = ImageFile(file.number, file.kept_at or int(before.st_ctime), digest)
             with locked(directory.parent / f"{OBJECTS}.lock"):
                 _share(path, directory / hashed.name, object_path(directory.parent, digest), before.st_nlink)
-    rest()
+    throttle()
 
 
 def _is_written(fd: int) -> bool:
@@ -113,7 +113,7 @@ def _xattrs(path: Path) -> dict[str, str]:
     return xattrs_of(os.fsencode(path), _LONGEST_XATTR)
 
 
-def _unpack(directory: Path, pack: str, known: Collection[int], rest: Rest) -> None:
+def _unpack(directory: Path, pack: str, known: Collection[int], throttle: Throttle) -> None:
     """Replace a pack by files, and hash them. Without room for the files, the pack stays. OSError."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -124,7 +124,7 @@ def _unpack(directory: Path, pack: str, known: Collection[int], rest: Rest) -> N
             if copy.number not in known and (data := copy.read(directory)) is not None:
                 with suppress(FileExistsError):
                     _write(fd, str(copy.number), data)
-                _hash_image(directory, ImageFile(copy.number, int(st.st_ctime)), rest)
+                _hash_image(directory, ImageFile(copy.number, int(st.st_ctime)), throttle)
         os.fsync(fd)
         os.unlink(pack, dir_fd=fd)
     finally:
@@ -140,9 +140,9 @@ def _write(directory: int, name: str, data: bytes) -> None:
         os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=directory, follow_symlinks=True)
 
 
-def _hash(content: io.FileIO, rest: Rest = lambda: None) -> str:
+def _hash(content: io.FileIO, throttle: Throttle = lambda: None) -> str:
     found = hashlib.sha256()
     while block := content.read(_BLOCK):
         found.update(block)
-        rest()
+        throttle()
     return found.hexdigest()

@@ -204,7 +204,7 @@ class _Tail:
                 with contextlib.suppress(TrailError):
                     entry = AuditEntry.from_line(line)
                     latest = max(latest, instant(entry.timestamp).encode())
-                    self._enter(entry, latest)
+                    self._add_entry(entry, latest)
 
     def turn(self, seq: int) -> tuple[int, str]:
         """Return number and name of the turn of a change; (0, ""): it began before the cursor, or there is none."""
@@ -216,7 +216,7 @@ class _Tail:
         match = _INTENT.search(line) if self._open else None
         return match is not None and int(match[1]) in self._open
 
-    def _enter(self, entry: AuditEntry, latest: bytes) -> None:
+    def _add_entry(self, entry: AuditEntry, latest: bytes) -> None:
         if entry.kind == "outcome" and entry.result != "denied":
             number = entry.details.get("intent")
             if isinstance(number, int) and number in self._open:

@@ -139,13 +139,13 @@ class PreimageStore:
 
     def take(self, number: int, directory: int, name: bytes, permit: Permit) -> bool:  # noqa: ARG002 - a change takes one
         """Remove a name by moving its file into the store. False: the store cannot have it; nothing is changed."""
-        return self._bring(os.rename, number, directory, name)
+        return self._move_or_link(os.rename, number, directory, name)
 
     def link(self, number: int, directory: int, name: bytes) -> bool:
         """Link a file into the store. False: it cannot be linked."""
-        return self._bring(partial(os.link, follow_symlinks=False), number, directory, name)
+        return self._move_or_link(partial(os.link, follow_symlinks=False), number, directory, name)
 
-    def _bring(self, call: Callable[..., None], number: int, directory: int, name: bytes) -> bool:
+    def _move_or_link(self, call: Callable[..., None], number: int, directory: int, name: bytes) -> bool:
         if not self._links:
             return False
         try:
