@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from bonobofs.policy import denials
-from bonobofs.policy.answers import REMOVE, WRITE, question_id
+from bonobofs.policy.answers import REMOVE, WRITE, Ask, question_id
 from bonobofs.policy.compiled import Policy, Rule, Scratch, Temporary, compile_policy, digest
 from bonobofs.policy.decision import Code, Decision, Denied, Layer, Permit
 from bonobofs.policy.denials import Refusal
@@ -144,8 +144,8 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
             refusal = denials.LEASES_UNKNOWN
         elif policy.leases is not None and (holding := policy.leases.held_by_other(components)) is not None:
             return Denied(*denials.LEASED, path, operation, holding)
-        elif policy.asks:
-            return _by_answer(policy, request, components, result, leaves=leaves)
+        elif not policy.asks.is_empty and (asks := policy.asks.find(components)):
+            return _by_answer(policy, request, components, asks, result, leaves=leaves)
         else:
             return result
     # Equal to Denied(*refusal, path, operation), at a third of its time. Some agents cause very many denials.
@@ -159,10 +159,12 @@ def _observed(policy: Policy, refusal: Refusal) -> Permit | Refusal:
     return Permit(f"{OBSERVED}{refusal.code}:{refusal.rule}")
 
 
-def _by_answer(policy: Policy, request: Request, components: list[str], permit: Permit, *, leaves: bool) -> Decision:
-    """Decide a permitted change of the source by the [[ask]] that matches it and the operator's answer."""
+def _by_answer(
+    policy: Policy, request: Request, components: list[str], asks: list[Ask], permit: Permit, *, leaves: bool
+) -> Decision:
+    """Decide a permitted change of the source by the [[ask]] tables of its path and the operator's answer."""
     operation, path, _ = request
-    asks = [ask for ask in policy.asks.find(components) if ask.operations is None or operation in ask.operations]
+    asks = [ask for ask in asks if ask.operations is None or operation in ask.operations]
     if not asks:
         return permit
     ask = asks[0]
@@ -292,7 +294,7 @@ def _judge_path(
 
 def _decide_before_rules(policy: Policy, role_name: str, components: list[str]) -> Permit | Refusal | None:
     """Return the decision of the checks from `.git` to scratch (see the module); None if they do not decide."""
-    if (repository := policy.repository_of(components)) is not None:
+    if policy.repository is not None and (repository := policy.repository_of(components)) is not None:
         return repository.judge(components) if role_name in policy.roles else policy.unknown_role
     found = policy.protect_and_scratch.find(components)
     if found:
@@ -301,12 +303,12 @@ def _decide_before_rules(policy: Policy, role_name: str, components: list[str]) 
                 return one
         if policy.goes_by_rules(components):
             found = []
-    if policy.secrets and (secret := policy.secret(components)) is not None:
+    if not policy.secrets.is_empty and (secret := policy.secret(components)) is not None:
         return secret
     role = policy.roles.get(role_name)
     if role is None:
         return policy.unknown_role
-    if role.deny and (refusals := role.deny.find(components)):
+    if not role.deny.is_empty and (refusals := role.deny.find(components)):
         return refusals[0]
     return _first_scratch(found) if found else None
 

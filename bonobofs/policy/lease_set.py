@@ -32,7 +32,7 @@ class LeaseSet:
 
     def held_by_other(self, components: Sequence[str]) -> Holding | None:
         """Return the lease of another holder that denies this session a path, or None."""
-        if not self.matcher:
+        if self.matcher.is_empty:
             return None
         others, own = [], False
         for one in self.matcher.find(components):

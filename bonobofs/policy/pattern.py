@@ -386,7 +386,7 @@ class Matcher(Generic[Value]):
     contain a value more than once. Several threads may call `find`.
     """
 
-    __slots__ = ("_anywhere", "_directories", "_empty", "_root")
+    __slots__ = ("_anywhere", "_directories", "_root", "is_empty")
 
     def __init__(self, patterns: Iterable[tuple[Pattern, Value]]) -> None:
         self._root: _Node[Value] = _Node()
@@ -408,14 +408,14 @@ class Matcher(Generic[Value]):
         active = [each for each in (root if root.stays else None, root.deep) if each is not None]
         self._directories: dict[tuple[str, ...], _Walk[Value]] = {(): (root.subtree, active)}
         """Cache of matcher states by directory."""
-        self._empty = not (self._anywhere or active or root.subtree)
+        self.is_empty: Final = not (self._anywhere or active or root.subtree)
 
     def __bool__(self) -> bool:
-        return not self._empty
+        return not self.is_empty
 
     def find(self, components: Sequence[str]) -> list[Value]:
         """Return the values of all patterns that match a path. `components` are its components; the root has none."""
-        if self._empty:
+        if self.is_empty:
             return []
         directory = tuple(components[:-1])
         known = self._directories.get(directory)
