@@ -88,18 +88,13 @@ class Operations:
         for store in self._stores:
             store.begin_request(now)
 
-    def prune_nodes(self) -> None:
-        """Make the kernel drop unused nodes that keep a descriptor, if there are too many.
-
-        Called after each request.
-        """
-        crowded = self.mount.source.nodes_to_prune()
+    def after_reply(self) -> None:
+        """Close descriptors that no request uses, and make the kernel drop nodes that keep too many."""
+        crowded = self.mount.source.after_reply()
         if self.mount.overlay.directories:
-            self.mount.overlay.store.after_reply()
-            crowded += self.mount.overlay.store.nodes_to_prune()
+            crowded = (*crowded, *self.mount.overlay.store.after_reply())
         for store in self._stores:
-            store.after_reply()
-            crowded += store.nodes_to_prune()
+            crowded = (*crowded, *store.after_reply())
         if crowded:
             names = [(node.parent.id, node.name) for node in crowded if node.parent is not None]
             self.mount.notifications.prune([node.id for node in crowded], names)

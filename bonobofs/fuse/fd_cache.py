@@ -509,15 +509,13 @@ class FdCache:
         self._request += 1
         self._verified_dir = None
 
-    def nodes_to_prune(self) -> list[Node]:
-        """Return the oldest nodes that keep a descriptor, if they are more than the cache may have.
+    def _nodes_to_prune(self) -> tuple[Node, ...]:
+        """Return the oldest nodes that keep a descriptor.
 
         Most of them are open in no program. The kernel forgets these if their entries are invalidated.
         """
-        if len(self._kept) <= self._cache or self._kept_count < self._prune_due:
-            return []
         self._prune_due = self._kept_count + _PRUNED_AT_ONCE
-        some = list(self._kept.values())[:_PRUNED_AT_ONCE]
+        some = tuple(self._kept.values())[:_PRUNED_AT_ONCE]
         for node in some:
             self._kept[node.id] = self._kept.pop(node.id)
         return some
@@ -632,13 +630,18 @@ class FdCache:
         node.fd = node.pin = -1
         node.keeps_fd = False
 
-    def after_reply(self) -> None:
-        """Close descriptors beyond the maximum. Called after a reply, when none is in use."""
+    def after_reply(self) -> tuple[Node, ...]:
+        """Close descriptors beyond the maximum. Called after a reply, when none is in use.
+
+        Return nodes that the kernel should drop, because too many keep a descriptor.
+        """
         kept = self._open
         while len(kept) > self._cache:
             self._close_cached(kept[next(iter(kept))])
         if self._released and self._request != self._released_at:
             self.close_released()
+        is_crowded = len(self._kept) > self._cache and self._kept_count >= self._prune_due
+        return self._nodes_to_prune() if is_crowded else ()
 
     def close_released(self) -> None:
         """Close the descriptors of released nodes."""

@@ -281,9 +281,10 @@ class MountServer:
             unmount(self._config.mountpoint, lazy=True)
 
     def _before(self, now: float) -> None:
-        if clock_gettime(CLOCK_BOOTTIME) >= self._enforcer.leases_expire_at:
+        boot_time = clock_gettime(CLOCK_BOOTTIME)
+        if boot_time >= self._enforcer.leases_expire_at:
             self._await_leases(_RENEW_SECONDS)
-        if clock_gettime(CLOCK_BOOTTIME) >= self._enforcer.answers_expire_at:
+        if boot_time >= self._enforcer.answers_expire_at:
             self._requests.answers.apply()
         self._operations.begin_request(now)
 
@@ -303,8 +304,7 @@ class MountServer:
 
     def _after(self) -> None:
         try:
-            self._backing.after_reply()
-            self._operations.prune_nodes()
+            self._operations.after_reply()
         except Exception as error:  # noqa: BLE001 - as for a handler: the mount serves on
             self._diagnostics.failed("what follows a request", error)
 

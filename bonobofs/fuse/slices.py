@@ -102,9 +102,6 @@ class LongRequests:
         self.bell: Final = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """Readable when a system call has ended."""
 
-    def __bool__(self) -> bool:
-        return bool(self.ready or self.again)
-
     @property
     def has_jobs(self) -> bool:
         """Whether a thread is in a system call."""

@@ -38,11 +38,11 @@ class _Failing:
             raise ValueError("an unexpected error")
         return self._operations.handlers[Opcode.LOOKUP](header, body)
 
-    def prune_nodes(self) -> None:
+    def after_reply(self) -> None:
         if self.after:
             self.after = False
             raise LookupError("after the reply")
-        self._operations.prune_nodes()
+        self._operations.after_reply()
 
     def expire_caches(self) -> None:
         if self.tidying:
