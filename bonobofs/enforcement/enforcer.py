@@ -91,8 +91,8 @@ class Enforcer:
         """CLOCK_BOOTTIME at which the first of them expires."""
         self.on_question: Callable[[Denied, Caller], None] = lambda *_: None
         """Called with each denial that asks the operator."""
-        self._generation = 0
-        """Incremented with each new policy or lease snapshot. Permits of earlier generations are not current."""
+        self.generation = 0
+        """Incremented with each new policy or lease snapshot. Permits and batches of earlier ones are not current."""
         self.companion_changes = 0
         """Number of changes for which the companion got a permit."""
         self.take_space: Callable[[Request], Denied | None] = lambda _: None
@@ -155,13 +155,6 @@ class Enforcer:
                 self.answers_expire_at = min(self.answers_expire_at, answer["expires_at"])
         return {**(details or {}), "answers": answers}
 
-    def is_current(self, batch: WriteBatch) -> bool:
-        """True if the permit of a batch still holds under this policy and lease snapshot.
-
-        The server calls `expire_leases` before it handles a request.
-        """
-        return batch.generation == self._generation
-
     def leases_expired(self) -> bool:
         """True if the lease snapshot is past its expiry."""
         return clock_gettime(CLOCK_BOOTTIME) >= self.leases_expire_at
@@ -180,7 +173,7 @@ class Enforcer:
 
     def _install_policy(self, policy: Policy) -> None:
         self.policy = policy
-        self._generation += 1
+        self.generation += 1
         self._scratch_tops.clear()
 
     def decide(self, request: Request, context: Context = NO_FACTS) -> Permit | Denied:
@@ -257,7 +250,7 @@ class Enforcer:
         """
         permit = context if isinstance(context, Permit) else self.permit(request, context, caller, guard=guard)
         elsewhere = permit if layer is not None and permit.layer is not layer else None
-        permits = [permit]
+        layers, answers = [permit.layer], [permit.answer]
         for part in related:
             if isinstance(part, Permit):
                 other = part
@@ -265,18 +258,18 @@ class Enforcer:
                 other = self.permit(part.request, part.context, caller, head=part.head, guard=guard)
                 if part.layer is not None and other.layer is not part.layer:
                     elsewhere = other
-            permits.append(other)
+            layers.append(other.layer)
+            answers.append(other.answer)
         if elsewhere is not None:
             raise WrongLayerError(elsewhere)
         action = action or ACTIONS.get(request.operation, "modify")
-        layers = [each.layer for each in permits]
         if layers.count(Layer.SCRATCH) == len(layers):
             counter = self._counter(request, permit, caller)
             return Admission(counter.count, request, permit, counter.seq, action, guard)
         if Layer.SOURCE not in layers:
-            details = {**(details or {}), LAYER: permits[-1].layer.value}
-        if answers := [each.answer for each in permits if each.answer]:
-            details = self._use(answers, details)
+            details = {**(details or {}), LAYER: layers[-1].value}
+        if any(answers):
+            details = self._use([each for each in answers if each], details)
         keeper = (keeper or self.keeper) if guard == "file" else None
         if keeper is not None:
             details = details or {}
@@ -369,7 +362,7 @@ class Enforcer:
     @property
     def state(self) -> tuple[int, int]:
         """Version of the inputs of a decision: the policy and the leases, and the companion's changes."""
-        return self._generation, self.companion_changes
+        return self.generation, self.companion_changes
 
     def open_batch(
         self,
@@ -393,14 +386,14 @@ class Enforcer:
         if permit.layer is Layer.SCRATCH:
             counter = self._counter(request, permit, caller)
             return self._batches.add(
-                key, WriteBatch(request, permit, self._generation, counter.seq, now, caller, counter)
+                key, WriteBatch(request, permit, self.generation, counter.seq, now, caller, counter)
             )
         if permit.layer is not Layer.SOURCE:
             details = {LAYER: permit.layer.value}
         if permit.answer:
             details = self._use([permit.answer], details)
         seq = self._intend(request, permit, caller, details, 0, ACTIONS.get(request.operation, "modify"))
-        return self._batches.add(key, WriteBatch(request, permit, self._generation, seq, now, caller))
+        return self._batches.add(key, WriteBatch(request, permit, self.generation, seq, now, caller))
 
     def rename_batch(self, key: int, new: int) -> None:
         """Change the key of a batch."""
@@ -508,7 +501,7 @@ class Enforcer:
         if caller is not self._last_caller:
             self._last_caller, self._last_details = caller, object_of(details_of(caller, self.trail))
         leases = self.policy.leases
-        own = leases is not None and bool(leases.matcher) and leases.owns(request.path.split("/"))
+        own = leases is not None and not leases.matcher.is_empty and leases.owns(request.path.split("/"))
         try:
             return self.trail.intent(
                 request.operation,

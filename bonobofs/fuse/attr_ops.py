@@ -122,8 +122,8 @@ class AttrOps:
             return steps if in_thread else finished(steps)
         with admission as permit:
             self._set_others(node, valid, fields, permit)
-            self._mount.preimages.note_after(node, admission)
-        return self._changed_attributes(node)
+            st = self._mount.preimages.note_after(node, admission)
+        return self._changed_attributes(node, st)
 
     def _refresh_object(self, node: Node) -> Reply:
         """Answer git, which updates the times of an existing object of the source instead of storing it again.
@@ -141,7 +141,7 @@ class AttrOps:
         if (
             batch is None
             or batch.counter is not None
-            or not enforcer.is_current(batch)
+            or batch.generation != enforcer.generation
             or batch.caller != self._mount.caller(header)
             or enforcer.policy.asks.find(batch.request.path.split("/"))  # an [[ask]] may name the operation alone
         ):
@@ -157,7 +157,7 @@ class AttrOps:
         if st.st_nlink != 1:
             return None
         self._mount.check_external(node, st)
-        if not self._mount.enforcer.is_current(batch):
+        if batch.generation != self._mount.enforcer.generation:
             return None  # another program has changed the file
         return self._set_in_batch(node, batch, valid, fields)
 
@@ -171,18 +171,17 @@ class AttrOps:
         batch.attributes += 1
         if valid & _MODE:
             batch.mode = fields[11] & 0o7777
-        batch.state = node.store.recent_stat(node)
+        batch.state = st = node.store.recent_stat(node)
         batch.last = self._mount.source.now
-        return self._changed_attributes(node)
+        return self._changed_attributes(node, st)
 
     def _mark_own_attributes(self, node: Node, st: os.stat_result) -> None:
         node.fingerprint = fingerprint_of(st)
         if node.is_dir and node.layer is Layer.SOURCE:
             self._mount.own_effects.note_attributes(st)
 
-    def _changed_attributes(self, node: Node) -> bytes:
+    def _changed_attributes(self, node: Node, st: os.stat_result) -> bytes:
         """Return the reply with the attributes that the node has after their change."""
-        st = node.store.recent_stat(node)
         self._mark_own_attributes(node, st)
         return self._mount.attr_times + self._mount.attr(node, st)
 
@@ -203,8 +202,8 @@ class AttrOps:
                 if valid & _KILL_SUIDGID and st.st_mode & SET_IDS:
                     self._mount.kill_set_ids(header, node, fd, st, permit)
             self._set_others(node, valid, fields, permit)
-            self._mount.preimages.note_after(node, admission)
-        reply = self._changed_attributes(node)
+            st = self._mount.preimages.note_after(node, admission)
+        reply = self._changed_attributes(node, st)
         self._layers.note_size(node, path)
         return reply
 

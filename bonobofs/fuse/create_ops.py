@@ -66,7 +66,7 @@ class CreateOps:
         try:
             target_dir, directory = self._layers.target_dir(header, request, parent, directory, batch.permit)
             make = partial(self._make_file, target_dir, directory, name, mode, permit)
-            node, reply = self._mount.run_as(header, groups, umask, make)
+            node, reply, state = self._mount.run_as(header, groups, umask, make)
         except BaseException as error:
             self._mount.enforcer.close_batch(_CREATING, getattr(error, "errno", None) or errno.EIO)
             if isinstance(error, FileExistsError) and not flags & os.O_EXCL:
@@ -78,7 +78,7 @@ class CreateOps:
         self._mount.enforcer.rename_batch(_CREATING, node.id)
         node.batch = self._layers.limit_batch(batch, node, 0)
         if node.layer is Layer.SOURCE:
-            batch.state = os.fstat(node.fd)
+            batch.state = state
             batch.dir_times = self._mount.preimages.dir_times(target_dir, directory)
         batch.not_kept = BY_GIT if self._has_truncated else ""
         node.kept_turn = self._mount.enforcer.trail.turn
@@ -87,11 +87,11 @@ class CreateOps:
 
     def _make_file(
         self, target_dir: Node, directory: int, name: bytes, mode: int, permit: Permit
-    ) -> tuple[Node, bytes]:
-        """Create the file in the layer of the permit. Return its node, with one reference, and its entry."""
+    ) -> tuple[Node, bytes, os.stat_result | None]:
+        """Create the file in the layer of the permit. Return its node, with one reference, its entry and its stat."""
         if permit.layer is Layer.STAGED:
             staged = self._staged.stage_file(target_dir, directory, name, mode, permit)
-            return staged, self._staged.staged_entry(staged)
+            return staged, self._staged.staged_entry(staged), None
         store = target_dir.store
         fd = self._grants.replace_kept(target_dir, directory, name, mode, permit) if self._mount.grants.hidden else -1
         self._has_truncated = fd >= 0
@@ -102,7 +102,7 @@ class CreateOps:
         assert node is not None
         store.keep_created(node, fd, mode)
         self._mount.mark_own_name(target_dir, name, st.st_ino)
-        return node, reply
+        return node, reply, st
 
     def _created_entry(self, parent: Node, directory: int, name: bytes) -> bytes:
         st = os.stat(name, dir_fd=directory, follow_symlinks=False)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
-from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
+from bonobofs.enforcement.authorizer import NO_CALLER, Admission, Caller, RelatedChange
 from bonobofs.enforcement.caller_processes import CallerTable
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import os_error
@@ -138,6 +138,8 @@ class MountContext:
         """The session's own `.git`."""
         self.is_in_use: Callable[[str], bool] = lambda _: False
         """Whether a change by the companion relies on the path of this directory."""
+        self._caller: tuple[Header | None, Caller] = None, NO_CALLER
+        """The last header for which a caller was found, and that caller."""
         self.own_change: Callable[[], AbstractContextManager[None]] = nullcontext
         """The context in which a thread changes a file for the mount."""
         self.set_cache_timeout(WATCHED_SECONDS)
@@ -250,7 +252,11 @@ class MountContext:
         raise os_error(errno.EPERM)
 
     def caller(self, header: Header) -> Caller:
-        return self.callers.find(header.pid, header.uid, self.source.now)
+        last, found = self._caller
+        if header is not last:
+            found = self.callers.find(header.pid, header.uid, self.source.now)
+            self._caller = header, found
+        return found
 
     def _keeps_commands(self) -> bool:
         return bool(self.enforcer.policy.document.get("attribution", {}).get("commands", True))
@@ -335,8 +341,9 @@ class MountContext:
         Call it before `st` is shown or used for a change.
         """
         current = st.st_size << 62 | st.st_ctime_ns
-        if node.fingerprint != current:
-            if node.fingerprint not in (UNKNOWN, fingerprint_after_rename(st)) and node.layer is Layer.SOURCE:
+        known = node.fingerprint
+        if known != current:
+            if known != UNKNOWN and known != fingerprint_after_rename(st) and node.layer is Layer.SOURCE:
                 self.external_changes.on_difference(node, st)
             node.fingerprint = current
 

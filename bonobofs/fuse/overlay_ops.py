@@ -44,7 +44,7 @@ class OverlayOps:
 
         FileNotFoundError: the name is a whiteout.
         """
-        upper_dir = self._mount.overlay.upper_dir(parent)
+        upper_dir = self._mount.overlay.upper_dir(parent) if self._mount.overlay.directories else None
         if upper_dir is None:
             return parent, directory
         if name in upper_dir.names:

@@ -50,8 +50,7 @@ class RenameOps:
             raise os_error(errno.EINVAL)
         origin = self._end(header, old)
         target = self._end(header if target_id == header.node_id else header._replace(node_id=target_id), new)
-        ends = (origin, target) if flags & syscalls.RENAME_EXCHANGE else (origin,)
-        if _moves_directory(ends):
+        if _is_directory(origin.st) or (flags & syscalls.RENAME_EXCHANGE and _is_directory(target.st)):
             return self._rename_directory(header, origin, target, flags)
         try:
             if self._is_renamed_staged(header, origin, target, flags):
@@ -112,9 +111,12 @@ class RenameOps:
         """Return the layer in which a rename is made. EXDEV: it would move more than a file of the source to the
         overlay, or only some of the permits are for the overlay.
         """
-        layers = {origin.parent.layer, target.parent.layer, *[permit.layer for permit in permits]}
-        if layers == {Layer.SOURCE}:
-            return Layer.SOURCE
+        if origin.parent.layer is Layer.SOURCE and target.parent.layer is Layer.SOURCE:
+            for permit in permits:
+                if permit.layer is not Layer.SOURCE:
+                    break
+            else:
+                return Layer.SOURCE
         for end in (origin, target) if exchange else (origin,):
             if end.parent.layer is Layer.SOURCE and end.st is not None and not _can_be_copied(end.st):
                 raise self._not_moved(end)
@@ -129,7 +131,7 @@ class RenameOps:
         if exchange and any(next(self._mount.overlay.upper_dirs_below(end.path), None) for end in ends):
             raise os_error(errno.EXDEV)
         for end in ends:
-            if end.st is not None and stat.S_ISDIR(end.st.st_mode) and self._mount.is_in_use(end.path):
+            if _is_directory(end.st) and self._mount.is_in_use(end.path):
                 raise os_error(errno.EBUSY)
 
     def _move(self, origin: End, target: End, flags: int, admission: Admission) -> None:
@@ -192,7 +194,8 @@ class RenameOps:
         exchange = bool(flags & syscalls.RENAME_EXCHANGE)
         if flags & syscalls.RENAME_NOREPLACE and target.st is not None:
             raise os_error(errno.EEXIST)
-        at_once = _moves_directory((origin, target))  # the checks of a directory hold in this slice only
+        # The checks of a directory hold in this slice only.
+        at_once = _is_directory(origin.st) or _is_directory(target.st)
         origin = self._copied_up_end(header, origin, permits[0], at_once=at_once)
         if exchange:
             target = self._copied_up_end(header, target, permits[0], at_once=at_once)
@@ -300,14 +303,15 @@ class RenameOps:
     def _judge_ends(self, header: Header, origin: End, target: End, *, exchange: bool) -> list[Permit]:
         """Return the permits for the names of the two ends. The first is for the old name."""
         assert origin.st is not None
-        leaving = RelatedChange(Request(Operation.RENAME, origin.path, kind_of(origin.st.st_mode)), LEAVES)
-        changes = [leaving, self._arriving_end(origin, origin.st, target.path)]
+        leaving = Request(Operation.RENAME, origin.path, kind_of(origin.st.st_mode))
+        permits = [self._mount.enforcer.permit(leaving, LEAVES, self._mount.caller(header))]
+        permits.append(self._mount.permit(header, self._arriving_end(origin, origin.st, target.path)))
         if target.st is not None:
-            context = LEAVES if exchange else EXISTS
-            changes.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(target.st.st_mode)), context))
+            replaced = Request(Operation.RENAME, target.path, kind_of(target.st.st_mode))
+            permits.append(self._mount.permit(header, RelatedChange(replaced, LEAVES if exchange else EXISTS)))
             if exchange:
-                changes.append(self._arriving_end(target, target.st, origin.path))
-        return [self._mount.permit(header, each) for each in changes]
+                permits.append(self._mount.permit(header, self._arriving_end(target, target.st, origin.path)))
+        return permits
 
     def _judge_below(self, header: Header, origin: End, target: End, *, exchange: bool) -> Iterator[None]:
         """Authorize what is below the moved directories, and yield where other requests may be served."""
@@ -398,8 +402,8 @@ def _leading(directory: int, name: bytes, st: os.stat_result) -> Context:
     return EXISTS._replace(target=os.fsdecode(os.readlink(name, dir_fd=directory)))
 
 
-def _moves_directory(ends: tuple[End, ...]) -> bool:
-    return stat.S_IFDIR in [stat.S_IFMT(end.st.st_mode) for end in ends if end.st is not None]
+def _is_directory(st: os.stat_result | None) -> bool:
+    return st is not None and stat.S_ISDIR(st.st_mode)
 
 
 def _can_be_copied(st: os.stat_result) -> bool:

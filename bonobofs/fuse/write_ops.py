@@ -54,22 +54,21 @@ class WriteOps:
             raise ProtocolError("WRITE is shorter than it says")
         node = self._mount.node_to_change(header, Operation.WRITE_FILE)
         lock = self._mount.append_lock
-        if not flags & os.O_APPEND:
-            written = self._write_data(header, node, offset, data, write_flags, appends=False)
-        elif lock is None or node.layer is not Layer.SOURCE:
-            written = self._write_data(header, node, offset, data, write_flags, appends=True)
+        if not flags & os.O_APPEND or lock is None or node.layer is not Layer.SOURCE:
+            written = self._write_data(header, node, offset, data, write_flags, flags & os.O_APPEND)
         else:
             with lock.hold(node.ino, half=may_be_partial(offset, size)):
-                written = self._write_data(header, node, offset, data, write_flags, appends=True)
+                written = self._write_data(header, node, offset, data, write_flags, flags & os.O_APPEND)
         return p.WRITE_OUT.pack(written, 0)
 
     def _write_data(
-        self, header: Header, node: Node, offset: int, data: memoryview, write_flags: int, *, appends: bool
+        self, header: Header, node: Node, offset: int, data: memoryview, write_flags: int, appends: int
     ) -> int:
         """Write at `offset` or append, and return the number of bytes written."""
         fd, size = node.store.file(node, W), len(data)
         st = os.fstat(fd)
-        self._mount.check_external(node, st)
+        if node.fingerprint != st.st_size << 62 | st.st_ctime_ns:
+            self._mount.check_external(node, st)
         # The kernel appends at the size that it knows. Another program may have appended since.
         position = st.st_size if appends else offset
         if self._mount.grants.files and self._grants.changes_nothing(node, fd, position, data):
@@ -78,8 +77,10 @@ class WriteOps:
         if batch is None or not self._is_covered(batch, st, position, size):
             batch, fd, st = self._authorize_batch(header, node, fd, position, data, write_flags)
         # The kernel writes the dirty pages of a mapping without a caller.
-        is_bounded = header.uid or node.layer is not Layer.SOURCE or write_flags & p.WRITE_CACHE
-        needed = _allocated(st, position, size) if is_bounded else 0
+        if node.layer is not Layer.SOURCE or (node.store.privileged and (header.uid or write_flags & p.WRITE_CACHE)):
+            needed = _allocated(st, position, size)
+        else:
+            needed = 0
         written = self._write_bytes(header, node, fd, data, -1 if appends else position, needed, batch)
         batch.size = max(st.st_size, position + written)
         if node.layer is Layer.SCRATCH:
@@ -120,7 +121,7 @@ class WriteOps:
     def _is_covered(self, batch: WriteBatch, st: os.stat_result, position: int, size: int) -> bool:
         """Whether the permit of the node's last batch covers a write of `size` bytes."""
         return (
-            self._mount.enforcer.is_current(batch)
+            batch.generation == self._mount.enforcer.generation
             and st.st_size <= batch.limit
             and position + size <= batch.limit
             and st.st_nlink == 1
@@ -144,7 +145,7 @@ class WriteOps:
                 header, node, Operation.WRITE_FILE, st, size, offset, lambda: data
             )
             batch = node.batch
-            if batch is not None and self._mount.enforcer.is_current(batch):
+            if batch is not None and batch.generation == self._mount.enforcer.generation:
                 batch.extend(permit)
             else:
                 batch = node.batch = self._mount.enforcer.open_batch(
