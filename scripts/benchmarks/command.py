@@ -188,7 +188,8 @@ def copy_of_checkout(work: Path, python: str) -> Path:
     code = work / "code"
     for name in ("bonobofs", "scripts", "tests/fakes", "tests/support"):
         shutil.copytree(CHECKOUT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("policy.toml", "pyproject.toml"):  # the packaged policy is sought beside pyproject.toml
+    compiled = [path.name for path in CHECKOUT.glob("*__mypyc*.so")]
+    for name in ("policy.toml", "pyproject.toml", *compiled):  # the packaged policy is sought beside pyproject.toml
         shutil.copyfile(CHECKOUT / name, code / name)
     subprocess.run([python, "-m", "compileall", "-q", str(code)], check=True)
     return code

@@ -21,7 +21,7 @@ from pathlib import Path
 from time import perf_counter_ns, process_time_ns
 from typing import Any
 
-from benchmarks import git_commands, memory, parallel
+from benchmarks import breakdown, git_commands, memory, parallel
 from benchmarks.plan import CHANGES, INDEXED, ISSUES, RECORDS, RULES, BenchError, Plan
 from benchmarks.worlds import POLICY, bonobofs
 from bonobofs.audit.index import AuditIndex
@@ -212,6 +212,7 @@ PARTS: dict[str, Callable[[Plan], Any]] = {
     "why": why,
     "history": history,
     "help": command_help,
+    "breakdown": breakdown.measure,
     **{name: partial(parallel.measure, name=name) for name in parallel.LOADS},
     "parallel-sessions": parallel.sessions,
 }

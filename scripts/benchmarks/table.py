@@ -11,6 +11,17 @@ from typing import Any
 from benchmarks.plan import BenchError
 from benchmarks.workloads import ROWS
 
+BREAKDOWNS = {"breakdown, pure": "pure Python", "breakdown, compiled": "compiled"}
+"""Sections with the parts of a change, and the build of each."""
+CHANGES = {
+    "write": "4 KiB write",
+    "create": "create+write+close",
+    "rename": "rename",
+    "unlink": "unlink",
+    "untar": "one file of `tar -x`",
+    "rm": "one file of `rm -rf`",
+}
+"""The rows whose parts `breakdown` measures."""
 README_ROWS = ("rg", "status", "open", "write", "create", "untar")
 """The rows that README.md shows."""
 SINGLE = {
@@ -45,8 +56,9 @@ MEMORY = {
     "memory-million": "one walk over 1,000,000 files",
 }
 """Memory by the number of names."""
-PARTS = {name: title for name, (title, _) in SINGLE.items()} | PARALLEL | MEMORY
-SLOW = ("memory-million",)
+BREAKDOWN = {"breakdown": "where the time of a change goes"}
+PARTS = {name: title for name, (title, _) in SINGLE.items()} | PARALLEL | MEMORY | BREAKDOWN
+SLOW = ("memory-million", "breakdown")
 """Parts that only `--rows` measures."""
 Run = dict[str, Any]
 
@@ -59,6 +71,8 @@ def figure_of(name: str, figure: Any) -> str:
     """One part in a line."""
     if name in SINGLE:
         return SINGLE[name][1].format(figure)
+    if name in BREAKDOWN:
+        return ", ".join(f"{row} {parts['bonobofs']:.1f} us" for row, parts in figure["rows"].items())
     if name in PARALLEL:
         return ", ".join(f"{world} {value:.2f}" for world, value in figure.items())
     return ", ".join(f"{names:,.0f}: {walked:.0f}, {forgotten:.0f} MB" for names, walked, forgotten in figure)
@@ -107,7 +121,9 @@ def update(checkout: Path, results: dict[str, Any]) -> None:
         "memory": set(MEMORY) - set(SLOW) <= set(first["parts"]),
     }
     for name, text in sections.items():
-        if whole[name]:
+        if text and name in BREAKDOWNS:
+            _replace(page, name, f"{text}\n")
+        elif text and whole[name]:
             _replace(page, name, f"{_about(results)}\n\n{text}\n")
         elif text:
             print(f"bench: {page} keeps its section {name}: not all of its rows were measured", file=sys.stderr)
@@ -128,7 +144,26 @@ def _sections(results: dict[str, Any]) -> dict[str, str]:
         ),
         "loads at once": "\n".join(_parallel(parts)),
         "memory": "\n\n".join(_memory(name, parts[name]) for name in MEMORY if name in parts),
-    }
+    } | {name: _breakdown(results, parts, build) for name, build in BREAKDOWNS.items()}
+
+
+def _breakdown(results: dict[str, Any], parts: dict[str, Any], build: str) -> str:
+    """The parts of a change in microseconds; empty if this build was not measured."""
+    figure = parts.get("breakdown", {"build": ""})
+    if figure["build"] != build:
+        return ""
+    run = results["runs"][0]
+    user = "root" if run["user"] == "root" else "an ordinary user"
+    about = f"**{build}**, as {user}, Python {run['python']}, least of all rounds. {_measured_on(results)}"
+    peers = [name for name in ("mergerfs", "bindfs") if name in figure["rows"]["write"]]
+    titles = ["one change", "native", "requests", "floor", "calls on the source", "log", "decisions", "other Python"]
+    lines = [f"| {' | '.join([*titles, 'bonobofs', *peers])} |", "|---" * (len(titles) + 1 + len(peers)) + "|"]
+    for row, us in figure["rows"].items():
+        cells = [CHANGES[row], f"{us['native']:.1f}", f"{us['requests']:.0f}", f"{us['floor']:.0f}"]
+        cells += [f"{us['source']:.0f} ({us['calls']:.0f})", f"{us['log']:.0f} ({us['entries']:.0f})"]
+        cells += [f"{us[name]:.0f}" for name in ("decisions", "python", "bonobofs", *peers)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([about, "", *lines])
 
 
 def _parallel(parts: dict[str, Any]) -> list[str]:
@@ -157,13 +192,17 @@ def _replace(page: Path, section: str, figures: str) -> None:
 
 
 def _about(results: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    reduced = f" Reduced to {results['scale']:g} of the full size." if results["scale"] != 1 else ""
     return (
         f"Time divided by native time in the same round, median of {results['rounds']} rounds, worlds in turn, every "
         f"mount fresh; policy and log on. Cold: first touch after mounting, the source's own caches warm. "
-        f"{results['machine']}. {versions}.{reduced}"
+        f"{_measured_on(results)}"
     )
+
+
+def _measured_on(results: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    reduced = f" Reduced to {results['scale']:g} of the full size." if results["scale"] != 1 else ""
+    return f"{results['machine']}. {versions}.{reduced}"
 
 
 def _table(run: Run, worlds: list[str]) -> str:

@@ -136,8 +136,15 @@ def server_of(mountpoint: Path, plan: Plan) -> int:
     return next(int(mount["pid"]) for mount in status if mount["mountpoint"] == str(mountpoint))
 
 
+def _floor(plan: Plan) -> list[str]:
+    return [plan.python, str(Path(__file__).with_name("floor.py")), str(plan.source), str(plan.mountpoint)]
+
+
 World = Callable[[Plan], contextlib.AbstractContextManager[Path]]
 """Mounts the plan's source, gives the directory to work in, unmounts."""
+
+FLOOR: World = _served_by(_floor)
+"""Answers at once, from an empty directory in memory; for `benchmarks.breakdown` alone."""
 
 WORLDS: dict[str, World] = {
     "native": _native,
