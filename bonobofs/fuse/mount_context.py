@@ -252,11 +252,9 @@ class MountContext:
         raise os_error(errno.EPERM)
 
     def caller(self, header: Header) -> Caller:
-        last, found = self._caller
-        if header is not last:
-            found = self.callers.find(header.pid, header.uid, self.source.now)
-            self._caller = header, found
-        return found
+        if header is not self._caller[0]:
+            self._caller = header, self.callers.find(header.pid, header.uid, self.source.now)
+        return self._caller[1]
 
     def _keeps_commands(self) -> bool:
         return bool(self.enforcer.policy.document.get("attribution", {}).get("commands", True))

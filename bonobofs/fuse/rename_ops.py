@@ -111,12 +111,9 @@ class RenameOps:
         """Return the layer in which a rename is made. EXDEV: it would move more than a file of the source to the
         overlay, or only some of the permits are for the overlay.
         """
-        if origin.parent.layer is Layer.SOURCE and target.parent.layer is Layer.SOURCE:
-            for permit in permits:
-                if permit.layer is not Layer.SOURCE:
-                    break
-            else:
-                return Layer.SOURCE
+        layers = [origin.parent.layer, target.parent.layer, *[permit.layer for permit in permits]]
+        if layers.count(Layer.SOURCE) == len(layers):
+            return Layer.SOURCE
         for end in (origin, target) if exchange else (origin,):
             if end.parent.layer is Layer.SOURCE and end.st is not None and not _can_be_copied(end.st):
                 raise self._not_moved(end)

@@ -77,10 +77,8 @@ class WriteOps:
         if batch is None or not self._is_covered(batch, st, position, size):
             batch, fd, st = self._authorize_batch(header, node, fd, position, data, write_flags)
         # The kernel writes the dirty pages of a mapping without a caller.
-        if node.layer is not Layer.SOURCE or (node.store.privileged and (header.uid or write_flags & p.WRITE_CACHE)):
-            needed = _allocated(st, position, size)
-        else:
-            needed = 0
+        is_bounded = node.store.privileged and (header.uid or write_flags & p.WRITE_CACHE)
+        needed = _allocated(st, position, size) if is_bounded or node.layer is not Layer.SOURCE else 0
         written = self._write_bytes(header, node, fd, data, -1 if appends else position, needed, batch)
         batch.size = max(st.st_size, position + written)
         if node.layer is Layer.SCRATCH:
