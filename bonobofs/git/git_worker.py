@@ -282,6 +282,7 @@ class GitWorker:
             moved = self._start()
             result = f"{', '.join(moved)} had moved" if moved else "no branch had moved; try again"
         except (OSError, GitError, EOFError) as error:
+            self._stop()  # the next call starts another worker
             result = f"its recovery failed: {error}"
         for admission in self._open.values():
             admission.details = {"end": "recovered" if moved else "unknown"}
