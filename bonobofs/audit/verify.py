@@ -143,7 +143,10 @@ def verify(
     for session in sorted(found.union(expected, pruned())):
         paths = directory / f"{session}.jsonl", directory / f"{session}.head"
         try:
-            report = verify_trail(*paths, session=session, live=live(session), describe=describe(session))
+            is_known = session in expected
+            report = verify_trail(
+                *paths, session=session, live=live(session), describe=describe(session), is_known=is_known
+            )
             # Another process may prune a trail during this call. It writes the tombstone before it removes the trail.
             if report.status is TrailStatus.GONE and (tombstone := pruned().get(session)) is not None:
                 report = _pruned(tombstone, paths[1])
@@ -153,9 +156,15 @@ def verify(
 
 
 def verify_trail(
-    trail: Path, head_path: Path, *, session: str, live: bool = False, describe: Describe | None = None
+    trail: Path,
+    head_path: Path,
+    *,
+    session: str,
+    live: bool = False,
+    describe: Describe | None = None,
+    is_known: bool = True,
 ) -> TrailReport:
-    """Verify one trail against its head. TrailError: it exists and cannot be read."""
+    """Verify one trail against its head. `is_known`: it has had a trail. TrailError: it exists and cannot be read."""
     report = TrailReport(session)
     walk = _Walk(report)
     # Read the head first, so that a growing trail has at least the head's entries.
@@ -166,8 +175,8 @@ def verify_trail(
             for raw in lines_of(stream):
                 walk.take(raw)
     except FileNotFoundError:
-        if _is_new(head, head_path):
-            report.findings.clear()  # The session was killed while it created the trail, which follows the head.
+        if not is_known and _is_new(head, head_path):
+            report.findings.clear()  # The session was killed between the creation of the head and that of the trail.
             report.status = TrailStatus.OPEN if live else TrailStatus.CRASHED
             return report
         report.status = TrailStatus.GONE
@@ -178,7 +187,7 @@ def verify_trail(
         raise TrailError(f"the trail {trail} cannot be read: {error.strerror}") from error
     walk.end()
     if live and report.entries == 0 and head is None:
-        report.findings.clear()  # The session has just created both.
+        report.findings.clear()  # The session has created both, and has written no entry.
     report.status = TrailStatus.CLOSED if walk.closed else TrailStatus.OPEN if live else TrailStatus.CRASHED
     report.unfinished = [_unfinished(seq, intent, describe) for seq, intent in walk.intents.items()]
     return report

@@ -128,7 +128,7 @@ class Trail:
             created[head_path] = os.open(head_path, flags, 0o600)
             _write_head(created[head_path], 0, ZERO)
             os.fsync(created[head_path])
-            created[path] = os.open(path, flags | os.O_APPEND, 0o600)  # from now on, an empty head is damage
+            created[path] = os.open(path, flags | os.O_APPEND, 0o600)  # an empty head of an existing trail is damage
             trail = cls(created[path], created[head_path], identity, path, clock=clock)
             trail._synced = 0
             for directory in {path.parent, head_path.parent}:

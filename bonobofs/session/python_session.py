@@ -124,7 +124,6 @@ def open_session(
         transport="none",
     )
     session = registered.session._replace(pid=os.getpid(), starttime=start_time(os.getpid()))
-    save(state, session)
     name = session.session
     trail = Trail.create(
         trail_path(state, name), head_path(state, name), TrailIdentity(name, session.agent, session.agent_id)
@@ -132,6 +131,7 @@ def open_session(
     ended = threading.Event()
     keeper = threading.Thread(target=_keep_synced, args=(trail, ended), name="bonobofs-trail", daemon=True)
     try:
+        save(state, session)  # from now on, `audit verify` expects the trail
         keeper.start()
         remove_strays(state, root, trail)
         guard = Enforcer(

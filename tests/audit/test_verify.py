@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bonobofs.audit.temp_cleanup import stray_name
-from bonobofs.audit.verify import Damage, TrailReport, describe_below, read_head, verify, verify_trail
+from bonobofs.audit.verify import Damage, TrailReport, TrailStatus, describe_below, read_head, verify, verify_trail
 from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.errors import TrailError
 from bonobofs.policy.request import Operation
@@ -420,6 +420,8 @@ def test_a_kill_while_a_trail_is_created_is_no_damage(tmp_path: Path, call: str)
     killed = subprocess.run([*command, sys.executable, "-c", program], env=environment(), check=False)
     assert killed.returncode == -signal.SIGKILL
     assert [report.findings for report in verify(tmp_path)] in ([], [[]])
-    for path in paths:
-        path.write_bytes(b"")
+    paths[0].write_bytes(b"")
+    paths[1].unlink(missing_ok=True)
+    assert [report.status for report in verify(tmp_path, expected=["s"])] == [TrailStatus.GONE]
+    paths[1].write_bytes(b"")
     assert first(examine(tmp_path))[0] is Damage.HEAD
