@@ -100,7 +100,7 @@ class RemoteAuthorizer:
     def decide_each(self, questions: list[tuple[Request, Context]], *, in_source: bool = False) -> dict[int, Denied]:
         """Return the denials of the mount, by the index of the question.
 
-        `in_source`: the files are or will be in the source, so a temporary name is not staged.
+        `in_source`: the files are or will be in the source. A temporary name is not staged then.
         """
         denied = {}
         for offset in range(0, len(questions), _BATCH):

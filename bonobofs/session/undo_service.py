@@ -33,7 +33,8 @@ from bonobofs.undo.execution import CALLER, Execution, Failure, StepAuthorizer, 
 from bonobofs.undo.image_expiry import expire, places_of
 from bonobofs.undo.images import Image, Images
 from bonobofs.undo.path_history import NumberQuery, PathQuery, find_changes
-from bonobofs.undo.plan import Judge, Plan, Record, plan
+from bonobofs.undo.plan import Plan, Record, plan
+from bonobofs.undo.replay import Judge
 
 if TYPE_CHECKING:
     from bonobofs.git.git_worker import GitWorker
@@ -285,10 +286,10 @@ def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforce
         transport="none",
     )
     session = registered.session._replace(pid=os.getpid(), starttime=start_time(os.getpid()))
-    save(home, session)
     identity = TrailIdentity(session.session, session.agent, session.agent_id)
     trail = Trail.create(trail_path(home, session.session), head_path(home, session.session), identity)
     try:
+        save(home, session)  # from now on, `audit verify` expects the trail
         enforcer = Enforcer(policy.compiled, Principal(session.agent, session.agent_id, session.role), trail)
         remove_strays(home, Path(source), trail)
         with keeping(home, session, policy.plain, enforcer):

@@ -139,7 +139,7 @@ class Execution:
 
     def _forget_dir_times(self, step: UndoStep, journal: UndoJournal) -> None:
         """Rely on the present times of the directories of a step that was killed: it may have changed them."""
-        for st in filter(None, map(self._stat, _directories(step))):
+        for st in self._dir_stats(step):
             if st.st_ino not in journal.begun_dir_times:
                 self._dir_times.pop(st.st_ino, None)
 
@@ -351,7 +351,7 @@ class Execution:
 
     def _make_and_track(self, step: UndoStep, journal: UndoJournal) -> None:
         """Make a step, and keep the times of the directories in which it or another program changes names."""
-        for st in filter(None, map(self._stat, _directories(step))):
+        for st in self._dir_stats(step):
             if self._dir_times.setdefault(st.st_ino, st.st_mtime_ns) != st.st_mtime_ns:
                 self._dir_times[st.st_ino] = _KEEP_TIME
         try:
@@ -363,19 +363,27 @@ class Execution:
         self._note_dir_times(step, journal, is_complete=True)
 
     def _note_dir_times(self, step: UndoStep, journal: UndoJournal, *, is_complete: bool) -> None:
-        """Note the times of the directories of a step. One with a step that was not made keeps its time."""
+        """Note the times of the directories of a step. If it was not made, they keep their present times."""
         made = self._stat(step.path) if step.do == "mkdir" and is_complete else None
         if made is not None:
             self._dir_times.pop(made.st_ino, None)  # a removed directory had the number
-        for st in filter(None, map(self._stat, _directories(step))):
+        for st in self._dir_stats(step):
             is_own = is_complete and self._dir_times.get(st.st_ino) != _KEEP_TIME
             self._dir_times[st.st_ino] = st.st_mtime_ns if is_own else _KEEP_TIME
             journal.note_dir_time(st.st_ino, self._dir_times[st.st_ino])
 
+    def _dir_stats(self, step: UndoStep) -> Iterator[os.stat_result]:
+        """Yield the states of the directories of a step. Leaves out what is no directory any more."""
+        for path in _directories(step):
+            with suppress(OSError):
+                st = self._stat(path)
+                if st is not None:
+                    yield st
+
     def _set_xattr(self, step: UndoStep) -> None:
         name, value, old = step.arguments["name"], step.arguments["value"], self._xattr(step)
         if old == value:
-            return  # the killed undo has set it, or no step restored a content that is removed later
+            return  # the killed undo has set it, or the plan dropped the step that restored the content
         with self._change(step, {"name": name, OLD_VALUE: old, NEW_VALUE: value}) as (directory, file):
             path = _of(directory, file)
             if value is None:

@@ -7,14 +7,14 @@ selected change of that file: it is taken back completely or left untouched.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from bonobofs.audit.entry import NEW_VALUE, OLD_TARGET, OLD_VALUE, XATTRS, touched_paths
-from bonobofs.enforcement.authorizer import RelatedChange
-from bonobofs.policy.decision import Denied, Refused
-from bonobofs.policy.request import EXISTS, Kind, Operation
+from bonobofs.policy.decision import Denied
+from bonobofs.policy.request import Kind, Operation
 from bonobofs.undo.changes import (
     Change,
     FileState,
@@ -27,7 +27,8 @@ from bonobofs.undo.changes import (
 )
 from bonobofs.undo.images import EMPTY, MISSING, Image, Images
 from bonobofs.undo.preimages import OF_NAMES
-from bonobofs.undo.steps import FileFacts, UndoStep, head_of, judged_changes, read_head
+from bonobofs.undo.replay import Judge, Replay
+from bonobofs.undo.steps import UndoStep
 from bonobofs.undo.tree import FileNode, SourceTree
 
 CHANGED: Final = "the file was changed afterwards"
@@ -80,11 +81,7 @@ class Plan(NamedTuple):
     """Newest first."""
     refusals: list[UndoRefusal]
     denials: Sequence[Denied] = ()
-    """Why the policy refuses changes among `refusals`."""
-
-
-Judge = Callable[[Sequence[RelatedChange]], Mapping[int, Denied]]
-"""Returns the denials of the policy, by the index of the change."""
+    """The denials of the policy. Their changes are among `refusals`."""
 
 
 class Record(NamedTuple):
@@ -112,10 +109,12 @@ def plan(
     bad: dict[str, str] = {}
     denials: list[Denied] = []
     while True:
-        planner = _Planner(source, record, images, refs, bad, is_judged=judge is not None)
+        planner = _Planner(source, record, images, refs, bad)
         planner.plan(newest_first)
-        if judge is not None and planner.bad.keys() <= bad.keys():
-            denials += planner.judge(judge)
+        if planner.bad.keys() <= bad.keys():
+            reasons, denied = Replay(source, record.restored, images).run(planner.steps, judge)
+            planner.refuse(newest_first, reasons)
+            denials += denied
         if planner.bad.keys() <= bad.keys():
             found = [(change, _bad_key(change, record, bad)) for change in newest_first]
             refusals = [UndoRefusal(change, bad[key]) for change, key in found if key]
@@ -155,8 +154,6 @@ _OF_NAMES: Final = (Operation.CREATE_FILE, Operation.DELETE_FILE, Operation.SYML
 
 
 class _Planner:
-    """The plan so far. It is also the `StepFiles` of the next step."""
-
     def __init__(
         self,
         source: Path,
@@ -164,8 +161,6 @@ class _Planner:
         images: Images,
         refs: SourceRefs,
         bad: dict[str, str],
-        *,
-        is_judged: bool,
     ) -> None:
         self._source: Final = source
         self._record: Final = record
@@ -191,8 +186,8 @@ class _Planner:
         """Names of publications that moved nothing."""
         self._selected: Final[set[str]] = set()
         """Names of the changes that the plan takes back."""
-        self._is_judged: Final = is_judged
-        self._judged: Final[list[tuple[Change, UndoStep, RelatedChange]]] = []
+        self._other_ends: Final[dict[str, list[int]]] = {}
+        """Times of directories after changes of names that stay, sorted, by directory."""
         self._change: Change
 
     def plan(self, newest_first: list[Change]) -> None:
@@ -232,11 +227,19 @@ class _Planner:
             above = self._tree.directory_of(path)
             if above is not None and (times is not None or change.operation != Operation.WRITE_FILE):
                 before, after = times or (0, -1)
-                begun, ends = change.entry.timestamp.timestamp() * 10**9, self._record.dir_times.get(_above(path), ())
-                others = [end for end, name in ends if before < end <= after and name not in self._selected]
-                if any(end == after or end >= begun for end in others):
-                    self._without_time.add(above)  # a change stays that was made at the same time
+                end = self._last_other(_above(path), before, after)
+                if end == after or end >= change.entry.timestamp.timestamp() * 10**9:
+                    self._without_time.add(above)  # another change of the directory, made at the same time, stays
                 self._return_time(above, before, after)
+
+    def _last_other(self, directory: str, before: int, after: int) -> int:
+        """Return the last time in (before, after] that a change that stays gave to a directory; 0: none."""
+        if directory not in self._other_ends:
+            ends = self._record.dir_times.get(directory, ())
+            self._other_ends[directory] = sorted(end for end, name in ends if name not in self._selected)
+        others = self._other_ends[directory]
+        found = bisect_right(others, after)
+        return others[found - 1] if found and others[found - 1] > before else 0
 
     def _return_time(self, node: FileNode, before: int, after: int) -> None:
         """Give a directory the time before a change of its names, if it has that after the change."""
@@ -257,63 +260,23 @@ class _Planner:
         step = UndoStep(do, path, self._change.id, arguments)
         for above in filter(None, map(self._tree.find, step.directories)):
             self._dirs[above] = self._change.id
-            is_as_on_disk = above.real is not None and above not in self._touched
-            if is_as_on_disk and not os.access(self._source / str(above.real), os.W_OK | os.X_OK):
-                raise UndoConflict(NOT_WRITABLE)
-        if self._is_judged:
-            self._note_judged(step)
-        if do != "link" and node not in self._touched and node.kind is Kind.FILE and node.real is not None:
-            step.expected = [node.disk_size, node.disk_mtime]
+            self._check_writable(above, NOT_WRITABLE)
         self._touched[node] = self._touched.get(node, 0) + 1
         self.steps.append(step)
         return step
 
-    def _note_judged(self, step: UndoStep) -> None:
-        try:
-            judged = judged_changes(step, self, self._images)
-        except OSError as error:
-            raise UndoConflict(f"the policy cannot judge it: {error.strerror}") from error
-        self._judged.extend((self._change, step, change) for change in judged)
+    def _check_writable(self, node: FileNode, reason: str) -> None:
+        """Refuse a change in a directory that this process cannot write, unless a step changes the directory first."""
+        if node.real is None or node in self._touched:
+            return
+        if not os.access(self._source / node.real, os.W_OK | os.X_OK):
+            raise UndoConflict(reason)
 
-    def judge(self, judge: Judge) -> list[Denied]:
-        """Ask the policy for the steps of the plan; refuse the changes of denied ones."""
-        made = [each for each in self._judged if each[1].do]
-        judged = [each for each in made if each[1].arguments.get("size", size := each[2].context.size) == size]
-        denied = judge([change for _, _, change in judged])
-        for number, denial in sorted(denied.items()):
-            self._refuse(judged[number][0], str(Refused(denial).strerror))
-        return [denied[number] for number in sorted(denied)]
-
-    def size_of(self, path: str) -> int | None:
-        """As `StepFiles.size_of`."""
-        node = self._tree.find(path)
-        step = None if node is None else self._contents.get(node)
-        if node is None or step is None or not step.do:
-            return None if node is None else node.disk_size
-        return int(step.arguments["size"])
-
-    def kind_of(self, path: str) -> Kind:
-        """As `StepFiles.kind_of`."""
-        node = self._tree.find(path)
-        return Kind.FILE if node is None else node.kind
-
-    def facts_of(self, path: str) -> FileFacts:
-        """As `StepFiles.facts_of`."""
-        node, context = self._tree.find(path), EXISTS
-        assert node is not None
-        if node.kind is Kind.DIRECTORY:
-            return FileFacts(node.kind, context, list(self._tree.names(node)))
-        if node.kind is Kind.SYMLINK:
-            return FileFacts(node.kind, context._replace(target=node.target))
-        if node.kind is not Kind.FILE:
-            return FileFacts(node.kind, context)
-        step = self._contents.get(node)
-        if step is not None and step.do:
-            head, size = head_of(self._images, Image(*step.arguments["image"])), step.arguments["size"]
-        else:
-            assert node.real is not None
-            head, size = read_head(self._source / node.real), node.disk_size
-        return FileFacts(node.kind, context._replace(size=size, mode=node.mode & 0o7777, head=head[:size]))
+    def refuse(self, changes: Sequence[Change], reasons: Mapping[str, str]) -> None:
+        """Refuse the changes with a reason, by name."""
+        for change in changes:
+            if change.id in reasons:
+                self._refuse(change, reasons[change.id])
 
     def _publication(self, change: Change) -> None:
         """Move the refs of a publication back, all or none."""
@@ -399,6 +362,8 @@ class _Planner:
         if node is None or not node.is_file_of(before):
             raise UndoConflict(MOVED)
         self._check_free(change.path)
+        if node.is_dir and _above(to) != _above(change.path):
+            self._check_writable(node, "the directory is not writable")
         self._step("rename", to, node, to=change.path)
         self._tree.remove(to)
         self._tree.put(change.path, node)
@@ -568,7 +533,7 @@ class _Planner:
         in_place = in_place and change.before.ino == change.after.ino  # type: ignore[union-attr]
         xattrs = None if in_place else list(image)
         if not in_place:
-            self._values.pop(node, None)  # the steps so far have set those of the file that replaced it
+            self._values.pop(node, None)  # these are the attributes of the replacement
         if pending is not None and (not pending.arguments["new"] or self._touched[node] == 1):
             is_new = bool(pending.arguments["new"])
             xattrs = pending.arguments["xattrs"] if in_place else xattrs

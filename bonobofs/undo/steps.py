@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ class UndoStep:
     arguments: dict[str, Any] = field(default_factory=dict)
     expected: list[int] | None = None
     """Size and time of modification of the file at the path before the step; None: not compared."""
+    files: list[int] = field(default_factory=list)
+    """Numbers of the files that it changes. All steps of one file have its number."""
 
     def document(self) -> dict[str, Any]:
         """Return the step as JSON data."""
@@ -37,6 +40,7 @@ class UndoStep:
             "change": self.change,
             "arguments": self.arguments,
             "expected": self.expected,
+            "files": self.files,
         }
 
     @property
@@ -53,22 +57,24 @@ class UndoStep:
 
 
 class FailedSteps:
-    """The paths of the steps that were not made. They block later steps."""
+    """The steps that were not made. They block later steps of their files."""
 
     def __init__(self) -> None:
+        self._files: Final = set[int]()
         self._paths: Final = set[str]()
         self._names: Final = set[str]()
         """Paths that may lead to other files than the later steps expect."""
 
     def add(self, step: UndoStep) -> None:
         """Add a step that was not made."""
+        self._files.update(step.files)
         self._paths.update(step.paths)
         if step.do in CHANGING_NAMES:
             self._names.update(step.paths)
 
     def blocks(self, step: UndoStep) -> bool:
-        """Return whether a step has a path of one that was not made, or leads through a name that it did not change."""
-        return any(
+        """Return whether a step has a file or a path of one that was not made, or a path below a name of it."""
+        return not self._files.isdisjoint(step.files) or any(
             path in self._paths or any(above in self._names for above in _directories_of(path)) for path in step.paths
         )
 
@@ -96,10 +102,12 @@ class StepFiles(Protocol):
 
 
 def head_of(images: Images, image: Image) -> bytes:
-    """Return the first HEAD_BYTES of an image; b"" if it is not kept. OSError."""
-    content = None if image == EMPTY else images.open(image)
-    if content is None:
+    """Return the first HEAD_BYTES of an image. OSError, ENODATA: it is not kept."""
+    if image == EMPTY:
         return b""
+    content = images.open(image)
+    if content is None:
+        raise OSError(errno.ENODATA, "the old content is no longer kept")
     with content:
         return content.read(HEAD_BYTES)
 

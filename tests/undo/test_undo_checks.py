@@ -206,3 +206,68 @@ def test_a_directory_keeps_its_time_if_another_mount_changed_a_name_at_the_same_
     result = undo(first, of_session=first.session.session)
     assert (result["conflicts"], os.listdir(source / "docs/second")) == ([], [])
     assert (source / "docs").stat().st_mtime_ns > time
+
+
+def _begin_killed(place: Place, *, steps: list[UndoStep], changes: list[str]) -> None:
+    """Leave the journal of an undo of the operator that was killed before its first step."""
+    about = {"source": str(place.source), "agent": "", "changes": changes}
+    UndoJournal.begin(place.home / "undo", "killed", steps, about)
+
+
+def _killed_undo(place: Place, **selection: str) -> None:
+    planned = undo(place, dry_run=True, **selection)
+    steps = [UndoStep(**step) for step in planned["steps"]]
+    _begin_killed(place, steps=steps, changes=[each["change"] for each in planned["taken_back"]])
+
+
+def test_a_file_that_changed_after_the_kill_is_not_removed_under_another_path(
+    own_place: MakePlace, tmp_path: Path
+) -> None:
+    """The step that finds the change has another path than the removal, which comes after a move of the directory."""
+    source = _make_source(tmp_path)
+    place = own_place(policy=_ALL)
+    (place.path / "docs/sub/new").write_text("new\n")
+    (place.path / "docs/sub").rename(place.path / "bin/sub")
+    (place.path / "bin/sub/new").chmod(0o600)
+    place.umount()
+    _killed_undo(place, agent="alice")
+    (source / "bin/sub/new").write_text("work of the user\n")
+    result = undo(place, path="nothing")
+    assert [failure["path"] for failure in result["failures"]] == ["bin/sub/new", "docs/sub/new"]
+    assert (source / "docs/sub/new").read_text() == "work of the user\n"
+
+
+@pytest.mark.parametrize("target", ["..", "missing"])
+def test_a_directory_that_became_a_symlink_fails_its_steps_only(
+    own_place: MakePlace, tmp_path: Path, target: str
+) -> None:
+    """The journal of the killed undo does not stay, and other files are taken back."""
+    source = _make_source(tmp_path)
+    place = own_place(policy=_ALL)
+    (place.path / "docs/sub/a").unlink()
+    (place.path / "docs/b").unlink()
+    place.umount()
+    _killed_undo(place, agent="alice")
+    (source / "docs/sub").rmdir()
+    (source / "docs/sub").symlink_to(target)
+    result = undo(place, path="nothing")
+    assert [failure["path"] for failure in result["failures"]] == ["docs/sub/a"]
+    assert (source / "docs/b").read_text() == "b\n"
+    assert undo(place, path="nothing")["completed"] == 0
+
+
+def test_the_policy_judges_the_content_that_a_move_brings(own_place: MakePlace, tmp_path: Path) -> None:
+    """A file is changed, moved and changed again. The move back would bring the last content, which is too large."""
+    source = _make_source(tmp_path)
+    place = own_place(policy=_RULES)
+    (place.path / "docs/sub/a").write_text("two\n")
+    (place.path / "docs/sub/a").rename(place.path / "bin/a")
+    (place.path / "bin/a").write_text("x" * 2000)
+    (place.path / "docs/b").write_text("c\n")
+    changed = state_of(source)
+    result = json.loads(bonobofs("undo", "--turn", "last", "--json", cwd=place.path).stdout)
+    assert result["failures"] == []
+    assert {each["path"] for each in result["conflicts"]} == {"docs/sub/a", "bin/a"}
+    after = state_of(source)
+    assert [after[path] for path in ("bin/a", "bin")] == [changed[path] for path in ("bin/a", "bin")]
+    assert (source / "docs/b").read_text() == "b\n"
