@@ -34,7 +34,7 @@ from bonobofs.undo.image_expiry import expire, places_of
 from bonobofs.undo.images import Image, Images
 from bonobofs.undo.path_history import NumberQuery, PathQuery, find_changes
 from bonobofs.undo.plan import Plan, Record, plan
-from bonobofs.undo.replay import Judge
+from bonobofs.undo.step_replay import Judge
 
 if TYPE_CHECKING:
     from bonobofs.git.git_worker import GitWorker

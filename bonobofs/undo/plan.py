@@ -27,7 +27,7 @@ from bonobofs.undo.changes import (
 )
 from bonobofs.undo.images import EMPTY, MISSING, Image, Images
 from bonobofs.undo.preimages import OF_NAMES
-from bonobofs.undo.replay import Judge, Replay
+from bonobofs.undo.step_replay import Judge, Replay
 from bonobofs.undo.steps import UndoStep
 from bonobofs.undo.tree import FileNode, SourceTree
 
