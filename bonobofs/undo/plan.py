@@ -558,20 +558,23 @@ class _Planner:
     def _set_attributes(
         self, path: str, node: FileNode, before: FileState, after: FileState, *, steps: bool = True
     ) -> None:
-        """Set the mode, owner and time that a change has set to their old values."""
+        """Set the mode, owner and time that a change has set to their old values.
+
+        A file may have them already: a restored content came with them, or a batch of writes had changed them.
+        """
         if before.permissions != after.permissions:
             if node.mode & 0o7777 == after.permissions:
                 node.mode = before.mode
                 if steps:
                     self._step("mode", path, node, mode=before.permissions)
-            elif node.mode & 0o7777 != before.permissions:
+            elif node.is_dir or node.mode & 0o7777 != before.permissions:
                 raise UndoConflict("the mode was changed afterwards")
         if (before.uid, before.gid) != (after.uid, after.gid):
             if (node.uid, node.gid) == (after.uid, after.gid):
                 node.uid, node.gid = before.uid, before.gid
                 if steps:
                     self._step("owner", path, node, uid=before.uid, gid=before.gid)
-            elif (node.uid, node.gid) != (before.uid, before.gid):
+            elif node.is_dir or (node.uid, node.gid) != (before.uid, before.gid):
                 raise UndoConflict("the owner was changed afterwards")
         if node.is_dir:
             self._return_time(node, before.mtime, after.mtime)
