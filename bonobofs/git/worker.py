@@ -246,6 +246,8 @@ class Worker:
         self._journal: Final = Journal(self._directory / JOURNAL)
         finish_index([left for _, left in self._left], self._directory, self._journal)
         self._journal.clear()
+        for each in directories:
+            _release_hooks(each)
         for old in (*self._directory.glob("receive-*"), self._directory / "index", *directories[1:]):
             shutil.rmtree(old, ignore_errors=True)
         self._acts: Final[dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]]] = {
@@ -582,6 +584,15 @@ def _patiently(act: Callable[[Path], list[Leftover]], journal: Path) -> list[Lef
             return act(journal)
         select.select([], [], [], _BETWEEN)
     return act(journal)
+
+
+def _release_hooks(directory: Path) -> None:
+    """End the hooks that a killed worker left. One that opens a FIFO without a partner waits, and with it the push."""
+    for fifo in (*directory.glob("receive-*/request"), *directory.glob("receive-*/answer")):
+        with suppress(OSError):
+            partner = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fifo.unlink()  # a hook that comes later finds no FIFO
+            os.close(partner)
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:

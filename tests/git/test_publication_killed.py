@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -68,6 +69,32 @@ def _is_killed(one: Publishing, call: str, number: int) -> bool:
     tracer.send_signal(signal.SIGINT)
     tracer.communicate()
     return killed
+
+
+def test_a_hook_of_a_killed_worker_ends(publishing: PublishingMaker) -> None:
+    """It opens a FIFO when the worker is gone. The push that it belongs to would wait for it without limit."""
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    one.repo.commit("[gt-1] One", {"a.md": "1\n"})
+    worker = _pids(one)[2]
+    state = one.world.home / "sessions" / one.world.session.session / "git-worker.json"
+    left = Path(json.loads(state.read_text())["directory"], "receive-left")
+    left.mkdir()
+    for name in ("request", "answer"):
+        os.mkfifo(left / name)
+    os.kill(worker, signal.SIGKILL)
+    hooks = [subprocess.Popen(["sh", "-c", script], cwd=left) for script in ("echo x >request", "read line <answer")]
+    try:
+        for hook in hooks:
+            until(lambda: ") S " in Path(f"/proc/{hook.pid}/stat").read_text(), "the hook waits")  # noqa: B023
+        one.repo.commit("[gt-1] Two", {"a.md": "2\n"})
+        for hook in hooks:
+            hook.wait(30)
+    finally:
+        for hook in hooks:
+            hook.kill()
+            hook.wait()
+    assert not left.exists()
 
 
 @pytest.mark.timeout(600)
