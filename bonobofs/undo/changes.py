@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -276,16 +276,35 @@ def publishers(changes: Iterable[Change]) -> dict[tuple[str, str], str]:
 def ends_by_directory(changes: Sequence[Change]) -> dict[str, list[tuple[int, str]]]:
     """Return the times that changes of names gave their directories, with the names of the changes, by directory.
 
-    Leaves out what an undo has taken back.
+    Leaves out the changes of undos, and what they have taken back.
     """
-    undone = {change.details[UNDO] for change in changes if UNDO in change.details}
     found: dict[str, list[tuple[int, str]]] = {}
-    for change in changes:
-        if change.is_made and change.id not in undone:
+    for change in _standing(changes):
+        if change.is_made:
             for path, times in change.dir_times():
                 if times is not None:
                     found.setdefault(path.rpartition("/")[0], []).append((times[1], change.id))
     return found
+
+
+def attribute_changes(changes: Sequence[Change], keys: Mapping[str, list[str]]) -> dict[str, list[Change]]:
+    """Return the changes that have set the mode or owner of a file, by the keys of the file (`file_keys`).
+
+    Leaves out the changes of undos, and what they have taken back.
+    """
+    found: dict[str, list[Change]] = {}
+    for change in _standing(changes):
+        before, after = change.before, change.after
+        if before is not None and after is not None and before[:3] != after[:3]:
+            for key in keys.get(change.id, ()):
+                found.setdefault(key, []).append(change)
+    return found
+
+
+def _standing(changes: Sequence[Change]) -> Iterator[Change]:
+    """Yield the changes that are not of an undo, and that no undo has taken back."""
+    undone = {change.details[UNDO] for change in changes if UNDO in change.details}
+    return (change for change in changes if UNDO not in change.details and change.id not in undone)
 
 
 class Restoration(NamedTuple):

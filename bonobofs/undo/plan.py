@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Self
 
@@ -20,8 +21,10 @@ from bonobofs.undo.changes import (
     FileState,
     RefMove,
     Restoration,
+    attribute_changes,
     ends_by_directory,
     file_keys,
+    moment_of_change,
     publishers,
     restored_files,
 )
@@ -94,11 +97,15 @@ class Record(NamedTuple):
     """See `changes.publishers`."""
     dir_times: Mapping[str, list[tuple[int, str]]]
     """See `changes.ends_by_directory`."""
+    attribute_changes: Callable[[], Mapping[str, list[Change]]]
+    """See `changes.attribute_changes`. Few plans need it."""
 
     @classmethod
     def of(cls, changes: Sequence[Change]) -> Self:
         """`changes`: all changes of the source by time."""
-        return cls(restored_files(changes), file_keys(changes), publishers(changes), ends_by_directory(changes))
+        keys = file_keys(changes)
+        attributes = cache(partial(attribute_changes, changes, keys))
+        return cls(restored_files(changes), keys, publishers(changes), ends_by_directory(changes), attributes)
 
 
 def plan(
@@ -555,28 +562,44 @@ class _Planner:
             values={} if xattrs is None else dict(self._values.get(node, {})),
         )
 
+    def _is_set_later(self, node: FileNode, attribute: Callable[[FileState], object]) -> bool:
+        """Return whether a later change that stays has set an attribute of the file of the present change."""
+        if node.is_dir:
+            return True  # nothing else gives a directory the old value
+        change, record = self._change, self._record
+        found = (each for key in record.keys.get(change.id, ()) for each in record.attribute_changes().get(key, ()))
+        later = (each for each in found if moment_of_change(each) > moment_of_change(change))
+        return any(
+            attribute(self._before(each)) != attribute(self._after(each))
+            for each in later
+            if each.id not in self._selected
+        )
+
     def _set_attributes(
         self, path: str, node: FileNode, before: FileState, after: FileState, *, steps: bool = True
     ) -> None:
         """Set the mode, owner and time that a change has set to their old values.
 
-        A file may have them already: a restored content came with them, or a batch of writes had changed them.
+        A file may have them already: a restored content came with them, or a batch of writes had changed them. It is a
+        conflict if another change has set them back.
         """
         if before.permissions != after.permissions:
             if node.mode & 0o7777 == after.permissions:
                 node.mode = before.mode
                 if steps:
                     self._step("mode", path, node, mode=before.permissions)
-            elif node.is_dir or node.mode & 0o7777 != before.permissions:
+            elif node.mode & 0o7777 != before.permissions or self._is_set_later(node, lambda state: state.mode):
                 raise UndoConflict("the mode was changed afterwards")
         if (before.uid, before.gid) != (after.uid, after.gid):
             if (node.uid, node.gid) == (after.uid, after.gid):
                 node.uid, node.gid = before.uid, before.gid
                 if steps:
                     self._step("owner", path, node, uid=before.uid, gid=before.gid)
-            elif node.is_dir or (node.uid, node.gid) != (before.uid, before.gid):
+            elif (node.uid, node.gid) != (before.uid, before.gid) or self._is_set_later(node, lambda state: state[1:3]):
                 raise UndoConflict("the owner was changed afterwards")
         if node.is_dir:
+            if self._change.operation == Operation.SET_TIMES and node.mtime != after.mtime != before.mtime:
+                raise UndoConflict("the time was changed afterwards")
             self._return_time(node, before.mtime, after.mtime)
         elif steps and before.mtime not in (after.mtime, node.mtime) and before.size == after.size:
             if node.mtime != after.mtime:

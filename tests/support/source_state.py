@@ -13,6 +13,24 @@ from bonobofs.audit.reader import since as moment_of
 from bonobofs.session import undo_service
 from tests.support.world import World
 
+_ROLE = '[role.agent]\nwrite = ["**"]\ntools = ["undo"]\n'
+AGENT_ALL = f'default = "allow"\nhidden = ["**"]\n{_ROLE}'
+"""A policy under which an agent may change and take back everything."""
+AGENT_RULES = f"""
+default = "deny"
+[[rule]]
+name = "docs"
+paths = ["docs/**"]
+max_size = "1KB"
+executable = false
+[[rule]]
+name = "bin"
+paths = ["bin/**"]
+executable = true
+{_ROLE}
+"""
+"""As AGENT_ALL, but for small text files in docs, and any files in bin."""
+
 State = dict[str, tuple[object, ...]]
 
 

@@ -14,25 +14,9 @@ from bonobofs.undo.execution import UndoJournal
 from tests.support.commands import bonobofs
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.observe import companion_of, out_of_band, stopped
-from tests.support.source_state import state_of, undo
+from tests.support.source_state import AGENT_ALL, AGENT_RULES, state_of, undo
 from tests.support.users import run_in_child
 from tests.support.wait import until
-
-_ROLE = '[role.agent]\nwrite = ["**"]\ntools = ["undo"]\n'
-_ALL = f'default = "allow"\nhidden = ["**"]\n{_ROLE}'
-_DOCS = f"""
-default = "deny"
-[[rule]]
-name = "docs"
-paths = ["docs/**"]
-max_size = "1KB"
-executable = false
-[[rule]]
-name = "bin"
-paths = ["bin/**"]
-executable = true
-{_ROLE}
-"""
 
 
 def _times(root: Path) -> dict[str, int]:
@@ -60,7 +44,7 @@ def test_a_mount_shows_what_an_undo_did_and_reports_nothing(
     (source / "d/e/g").write_text("g\n")
     os.utime(source / "d", ns=(10**18, 10**18 + 5))
     before = state_of(source)
-    place = own_place(policy=_ALL)
+    place = own_place(policy=AGENT_ALL)
     assert _times(place.path) == _times(source)
     (place.path / "d/f").unlink()
     (place.path / "d/new").write_text("x")
@@ -78,7 +62,7 @@ def test_an_undo_that_the_watcher_sees_late_is_not_out_of_band(own_place: MakePl
     """The agent made a directory in one that it had moved, and the watcher reads of it when both were taken back."""
     (tmp_path / "source/d/e").mkdir(parents=True)
     (tmp_path / "source/d/e/g").write_text("g\n")
-    place = own_place(policy=_ALL)
+    place = own_place(policy=AGENT_ALL)
     with stopped(companion_of(place.pid)):
         (place.path / "d/e").rename(place.path / "moved")
         (place.path / "moved/h").mkdir()
@@ -106,7 +90,7 @@ def test_an_undo_brings_no_content_where_the_policy_refuses_it(
     (source / "docs/sub").mkdir(parents=True)
     (source / "bin").mkdir()
     (source / "docs/sub/a").write_text("text\n")
-    place = own_place(policy=_DOCS)
+    place = own_place(policy=AGENT_RULES)
     if moved == "link":
         os.link(place.path / "docs/sub/a", place.path / "bin/a")
         assert bonobofs("mark", "move", cwd=place.path).returncode == 0
@@ -129,7 +113,7 @@ def test_a_deep_directory_that_an_agent_moved_is_taken_back(
     own_place: MakePlace, take_back: Callable[[Place], None]
 ) -> None:
     """A move of a thousand levels is taken back, and later undos of the source are made."""
-    place = own_place(policy=_ALL)
+    place = own_place(policy=AGENT_ALL)
 
     def move() -> None:
         os.chdir(place.path)

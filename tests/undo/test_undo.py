@@ -347,15 +347,18 @@ paths = ["?", "?/?"]
 """
 
 
+def _staging(own_place: MakePlace, tmp_path: Path) -> tuple[Path, Place]:
+    (source := tmp_path / "source").mkdir()
+    (source / "a").write_text("one\n")
+    return source, own_place(policy=_STAGING)
+
+
 def test_an_attribute_that_was_set_before_a_staged_file_replaced_the_file_is_taken_back(
     own_place: MakePlace, tmp_path: Path
 ) -> None:
     """The store has the replaced file with the attribute; the undo of the attribute comes later."""
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "a").write_text("one\n")
+    source, place = _staging(own_place, tmp_path)
     before = state_of(source)
-    place = own_place(policy=_STAGING)
     _shell(place, "echo two > a")
     os.setxattr(place.path / "a", "user.note", b"x")
     _shell(place, "echo three > a; echo four > a.tmp; mv a.tmp a")
@@ -368,11 +371,8 @@ def test_a_name_that_a_staged_file_replaced_leads_to_the_linked_file_again(
     own_place: MakePlace, tmp_path: Path
 ) -> None:
     """The other name of the file stays, and both lead to one inode."""
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "a").write_text("one\n")
+    source, place = _staging(own_place, tmp_path)
     before = state_of(source)
-    place = own_place(policy=_STAGING)
     assert bonobofs("mark", "link", cwd=place.path).returncode == 0
     _shell(place, "ln a b; echo two > a")
     linked = state_of(source)

@@ -21,26 +21,11 @@ from bonobofs.undo.execution import UndoJournal
 from bonobofs.undo.steps import UndoStep
 from tests.support.commands import bonobofs, environment
 from tests.support.mount_fixtures import MakePlace, Place
-from tests.support.source_state import state_of, undo
+from tests.support.source_state import AGENT_ALL, AGENT_RULES, state_of, undo
 from tests.support.tracing import traced
 from tests.support.users import run_in_child
 from tests.support.wait import until
 
-_ROLE = '[role.agent]\nwrite = ["**"]\ntools = ["undo"]\n'
-_ALL = f'default = "allow"\nhidden = ["**"]\n{_ROLE}'
-_RULES = f"""
-default = "deny"
-[[rule]]
-name = "docs"
-paths = ["docs/**"]
-max_size = "1KB"
-executable = false
-[[rule]]
-name = "bin"
-paths = ["bin/**"]
-executable = true
-{_ROLE}
-"""
 _SCRIPT = "#!/bin/sh\n"
 
 
@@ -81,7 +66,7 @@ def test_the_policy_judges_all_steps_before_the_first(
 
     A preview gives the same answer, and the record gets no denial.
     """
-    place = ordinary_place(policy=_RULES)
+    place = ordinary_place(policy=AGENT_RULES)
     place.does(_make, place.source)
     _call(place, "mark", name="move")
     place.does(lambda: (place.path / "docs/sub").rename(place.path / "bin/sub"))
@@ -107,7 +92,7 @@ def test_the_policy_judges_all_steps_before_the_first(
 
 def test_a_directory_that_is_not_writable_is_a_conflict(ordinary_place: MakePlace) -> None:
     """The undo finds it before it changes another file of the turn."""
-    place = ordinary_place(policy=_ALL)
+    place = ordinary_place(policy=AGENT_ALL)
     place.does(_make, place.source)
     for path in ("docs/b", "docs/sub/a"):
         place.does((place.path / path).unlink)
@@ -127,7 +112,7 @@ def test_a_step_that_fails_stops_the_steps_below_its_names(own_place: MakePlace,
     """
     source = _make_source(tmp_path)
     (source / "bin/a").write_text("other\n")
-    place = own_place(policy=_ALL)
+    place = own_place(policy=AGENT_ALL)
 
     def change() -> None:
         (place.path / "docs/sub/a").unlink()
@@ -157,10 +142,10 @@ def test_the_operator_completes_an_agents_undo_under_the_policy_of_the_agent(
 ) -> None:
     """The undo of an agent was killed, and a file of the moved directory became a script since: it stays in bin."""
     source = _make_source(tmp_path)
-    place = own_place(policy=_RULES)
+    place = own_place(policy=AGENT_RULES)
     (place.path / "docs/sub").rename(place.path / "bin/sub")
     principal = place.session.agent, place.session.agent_id, place.session.role
-    policy = PolicyDocument.model_validate(tomllib.loads(_RULES)).model_dump(mode="json")
+    policy = PolicyDocument.model_validate(tomllib.loads(AGENT_RULES)).model_dump(mode="json")
     place.umount()
     (source / "bin/sub/a").write_text(_SCRIPT)
     before = state_of(source)
@@ -178,7 +163,7 @@ def test_the_operator_completes_an_agents_undo_under_the_policy_of_the_agent(
 def test_another_agent_learns_who_completes_a_killed_undo(own_place: MakePlace, tmp_path: Path) -> None:
     """Its own undo is refused: it may not act for the other agent."""
     source = _make_source(tmp_path)
-    place = own_place(policy=_ALL)
+    place = own_place(policy=AGENT_ALL)
     (place.path / "docs/b").unlink()
     about = {"source": str(source), "agent": "x", "principal": ["bob", "x", "agent"], "policy": {}, "changes": []}
     UndoJournal.begin(place.home / "undo", "killed", [], about)
@@ -194,7 +179,7 @@ def test_a_directory_keeps_its_time_if_another_mount_changed_a_name_at_the_same_
 ) -> None:
     """The first mount reads the time after its change only when the second has made its own, which stays."""
     source = _make_source(tmp_path)
-    first, second = own_place(policy=_ALL), own_place(policy=_ALL)
+    first, second = own_place(policy=AGENT_ALL), own_place(policy=AGENT_ALL)
     delay = ("-e", "trace=mkdir,mkdirat", "-e", "inject=mkdir,mkdirat:delay_exit=1000000")
     with traced(first, tmp_path / "log", *delay), ThreadPoolExecutor() as pool:
         made = pool.submit(run_in_child, os.mkdir, first.path / "docs/first")
@@ -225,7 +210,7 @@ def test_a_file_that_changed_after_the_kill_is_not_removed_under_another_path(
 ) -> None:
     """The step that finds the change has another path than the removal, which comes after a move of the directory."""
     source = _make_source(tmp_path)
-    place = own_place(policy=_ALL)
+    place = own_place(policy=AGENT_ALL)
     (place.path / "docs/sub/new").write_text("new\n")
     (place.path / "docs/sub").rename(place.path / "bin/sub")
     (place.path / "bin/sub/new").chmod(0o600)
@@ -243,7 +228,7 @@ def test_a_directory_that_became_a_symlink_fails_its_steps_only(
 ) -> None:
     """The journal of the killed undo does not stay, and other files are taken back."""
     source = _make_source(tmp_path)
-    place = own_place(policy=_ALL)
+    place = own_place(policy=AGENT_ALL)
     (place.path / "docs/sub/a").unlink()
     (place.path / "docs/b").unlink()
     place.umount()
@@ -259,7 +244,7 @@ def test_a_directory_that_became_a_symlink_fails_its_steps_only(
 def test_the_policy_judges_the_content_that_a_move_brings(own_place: MakePlace, tmp_path: Path) -> None:
     """A file is changed, moved and changed again. The move back would bring the last content, which is too large."""
     source = _make_source(tmp_path)
-    place = own_place(policy=_RULES)
+    place = own_place(policy=AGENT_RULES)
     (place.path / "docs/sub/a").write_text("two\n")
     (place.path / "docs/sub/a").rename(place.path / "bin/a")
     (place.path / "bin/a").write_text("x" * 2000)
@@ -271,3 +256,34 @@ def test_the_policy_judges_the_content_that_a_move_brings(own_place: MakePlace, 
     after = state_of(source)
     assert [after[path] for path in ("bin/a", "bin")] == [changed[path] for path in ("bin/a", "bin")]
     assert (source / "docs/b").read_text() == "b\n"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("kind", "first", "back"),
+    [
+        *((kind, "chmod 750", "chmod 700") for kind in ("docs/b", "docs/sub")),
+        *((kind, "chown 1:1", "chown 0:0") for kind in ("docs/b", "docs/sub")),
+        ("docs/sub", "touch -d @1000000000", "touch -d @500000000"),
+    ],
+)
+def test_an_attribute_that_a_later_turn_set_back_is_a_conflict(
+    own_place: MakePlace, tmp_path: Path, kind: str, first: str, back: str
+) -> None:
+    """Taken back in this order, the first turn would stay as what the second turn found."""
+    source = _make_source(tmp_path)
+    for prepare in ("chmod 700", "chown 0:0", "touch -d @500000000"):
+        subprocess.run([*prepare.split(), source / kind], check=True)
+    before = state_of(source)
+    place = own_place(policy=AGENT_ALL)
+    for turn, command in (("first", first), ("back", back)):
+        assert bonobofs("mark", turn, cwd=place.path).returncode == 0
+        subprocess.run([*command.split(), place.path / kind], check=True)
+    assert state_of(source) == before
+    (conflict,) = undo(place, turn="first")["conflicts"]
+    assert (conflict["path"], "was changed afterwards" in conflict["reason"]) == (kind, True)
+    assert state_of(source) == before
+    for turn in ("back", "first"):
+        result = undo(place, turn=turn)
+        assert (result["conflicts"], result["failures"]) == ([], [])
+    assert state_of(source) == before
