@@ -15,7 +15,7 @@ from bonobofs.audit.reader import since as moment_of
 from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.enforcement.authorizer import Admission, Authorizer, ChangeRecord, RelatedChange
 from bonobofs.enforcement.enforcer import Enforcer
-from bonobofs.errors import StateError, UsageError
+from bonobofs.errors import StateError, UsageError, reason
 from bonobofs.policy.decision import Denied, Permit
 from bonobofs.policy.engine import compile_policy, decide_in_source
 from bonobofs.policy.request import NO_FACTS, Context, Principal, Request
@@ -180,7 +180,7 @@ def _judge(authorizer: AgentAuthorizer | None) -> Judge | None:
 def undo(home: Path, source: str, selected: Selection, *, dry_run: bool = False) -> dict[str, Any]:
     """Take back the selected changes as the operator, after killed undos of this source are completed; the document.
 
-    OSError, such as a full disk: the next call completes the undo. StateError, TrailError.
+    StateError, such as a full disk: the next call completes the undo. OSError, TrailError.
     """
     if mounts.mount_around(Path(source)) is not None:
         raise UsageError(f"{source} is covered by a mount; run undo in it, or unmount first: bonobofs umount {source}")
@@ -217,7 +217,7 @@ def take_back(
 
     `session`: UUID of the session that has the changes of the undo. `agent`: the authorizer of the agent whose undo it
     is; None: the operator. The operator completes an agent's undo under the policy that the agent had. StateError:
-    another's undo was killed.
+    another's undo was killed, or this one stopped, such as for a full disk.
     """
     with _undoing(home):
         journals = UndoJournal.unfinished(home / "undo", source)
@@ -264,6 +264,8 @@ def _make(
     try:
         with journal.progress():
             return execution.make(journal)
+    except OSError as error:  # such as a full disk
+        raise StateError(f"the undo stopped: {reason(error)}; after a remedy, the next undo completes it") from error
     finally:
         execution.close()
 

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol, Unpack
 from bonobofs.audit.entry import BY, NEW_VALUE, OLD_VALUE, TOUCHES, UNDO
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.enforcement.authorizer import Admission, Caller, ChangeRecord, RelatedChange
-from bonobofs.errors import StateError
+from bonobofs.errors import StateError, reason
 from bonobofs.policy.decision import Denied, Permit
 from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Request, kind_of
 from bonobofs.state.home import write_text
@@ -425,11 +425,14 @@ class UndoJournal:
 
     @classmethod
     def begin(cls, directory: Path, name: str, steps: Sequence[UndoStep], about: dict[str, Any]) -> UndoJournal:
-        """Write a journal. `about`: what the undo is for. OSError."""
+        """Write a journal. `about`: what the undo is for. StateError: it cannot be written."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         journal = cls(directory, name, steps)
         document = {**about, "steps": [step.document() for step in steps]}
-        write_text(journal._plan, json.dumps(document))
+        try:
+            write_text(journal._plan, json.dumps(document))
+        except OSError as error:
+            raise StateError(f"the undo has not begun: its journal cannot be written: {reason(error)}") from error
         return journal
 
     @classmethod
