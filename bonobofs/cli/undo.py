@@ -98,6 +98,8 @@ def _print(result: dict[str, Any], *, dry_run: bool) -> None:
             say(f"conflict: {conflict['path']} ({conflict['change']}): {conflict['reason']}; it stays untouched")
     word = "would be taken back" if dry_run else "were taken back"
     say(f"{len(result['taken_back'])} changes {word}, {len(result['conflicts'])} not")
+    if result["taken_back_before"]:
+        say(f"{len(result['taken_back_before'])} changes were taken back before")
     if result["session"] and result["taken_back"] and not dry_run:
         say(f"to take back this undo: bonobofs undo --session {result['session'][:8]}")
 

@@ -32,7 +32,7 @@ def _preview(
     _record(session, "undo.preview", path)
     selected = _selection(session, change, turn, since, path, this_session=this_session)
     planned = undo_service.preview(session.home, session.session.source, selected, _refs(session), session.guard)
-    return undo_service.as_document(undo_service.UndoResult(planned, [], 0))
+    return undo_service.as_document(planned)
 
 
 def _undo(
@@ -54,10 +54,8 @@ def _undo(
             session.home,
             own.source,
             selected,
-            own.session,
-            session.guard,
+            undo_service.Undoer(own.session, session.guard, session.guard.event, session.guard),
             _refs(session),
-            session.guard,
         )
     return undo_service.as_document(result)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Unpack
 
+from bonobofs.audit.entry import TAKEN_BACK, UNDO
 from bonobofs.audit.reader import since as moment_of
 from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.enforcement.authorizer import Admission, Authorizer, ChangeRecord, RelatedChange
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 OPERATOR: Final = "operator"
 """Label of the agent in whose name the operator's own changes are recorded."""
+_MOST_NAMES: Final = 10_000
+"""Number of changes in one entry."""
 _MOST_PATHS: Final = 20_000
 """Number of paths of one search: SQLite has a limit of parameters."""
 _ALLOW_ALL: Final = {
@@ -94,6 +97,8 @@ class UndoResult(NamedTuple):
     """Steps that were not made."""
     completed: int
     """Number of killed undos that this call completed first."""
+    before: Sequence[Change] = ()
+    """Selected changes that an earlier undo has taken back."""
     session: str = ""
     """UUID of the session that has the changes of the undo."""
 
@@ -161,14 +166,23 @@ def _turn(home: Path, source: str, turn: str, names: list[str], agent: str | Non
 
 def preview(
     home: Path, source: str, selected: Selection, refs: RefsOfSource, authorizer: AgentAuthorizer | None = None
-) -> Plan:
+) -> UndoResult:
     """Return what an undo of the selected changes would do. Nothing is changed. OSError.
 
     `authorizer`: judges the steps of an agent's undo; None: the operator's undo, of which every step is permitted.
     """
     changes = changes_of_source(home, source)
+    chosen, before = _choose(changes, selected)
+    planned = plan(refs.source, chosen, Record.of(changes), images_of(home, source), refs, _judge(authorizer))
+    return UndoResult(planned, [], 0, before)
+
+
+def _choose(changes: Sequence[Change], selected: Selection) -> tuple[list[Change], list[Change]]:
+    """Return the selected changes to take back, and those that an earlier undo has taken back, without its own."""
     chosen = [change for change in changes if change in selected]
-    return plan(refs.source, chosen, Record.of(changes), images_of(home, source), refs, _judge(authorizer))
+    before = {change.id for change in chosen if change.is_taken_back}
+    left = [change for change in chosen if change.id not in before and change.details.get(UNDO) not in before]
+    return left, [change for change in chosen if change.id in before and UNDO not in change.details]
 
 
 def _judge(authorizer: AgentAuthorizer | None) -> Judge | None:
@@ -186,7 +200,7 @@ def undo(home: Path, source: str, selected: Selection, *, dry_run: bool = False)
         raise UsageError(f"{source} is covered by a mount; run undo in it, or unmount first: bonobofs umount {source}")
     if dry_run:
         refs = RefsOfSource(Path(source), None, is_operator=True)
-        return as_document(UndoResult(preview(home, source, selected, refs), [], 0))
+        return as_document(preview(home, source, selected, refs))
     with operator_session(home, source) as (session, enforcer, policy), contextlib.ExitStack() as stack:
 
         @cache
@@ -201,24 +215,29 @@ def undo(home: Path, source: str, selected: Selection, *, dry_run: bool = False)
             return made
 
         refs = RefsOfSource(Path(source), worker, is_operator=True)
-        return as_document(take_back(home, source, selected, session.session, enforcer, refs))
+        undoer = Undoer(session.session, enforcer, enforcer.trail.event)
+        return as_document(take_back(home, source, selected, undoer, refs))
 
 
-def take_back(
-    home: Path,
-    source: str,
-    selected: Selection,
-    session: str,
-    authorizer: Authorizer,
-    refs: RefsOfSource,
-    agent: AgentAuthorizer | None = None,
-) -> UndoResult:
+class Undoer(NamedTuple):
+    """Who takes changes back: the operator, or the agent of a session."""
+
+    session: str
+    """UUID of the session that has the changes of the undo."""
+    authorizer: Authorizer
+    record: Callable[[str, dict[str, Any]], object]
+    """Records an event of the session: its operation and details."""
+    agent: AgentAuthorizer | None = None
+    """The authorizer of the agent; None: the operator."""
+
+
+def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs: RefsOfSource) -> UndoResult:
     """Complete the killed undos of the source, then take back the selected changes. OSError.
 
-    `session`: UUID of the session that has the changes of the undo. `agent`: the authorizer of the agent whose undo it
-    is; None: the operator. The operator completes an agent's undo under the policy that the agent had. StateError:
-    another's undo was killed, or this one stopped, such as for a full disk.
+    The operator completes an agent's undo under the policy that the agent had. StateError: another's undo was killed,
+    or this one stopped, such as for a full disk.
     """
+    agent, authorizer = undoer.agent, undoer.authorizer
     with _undoing(home):
         journals = UndoJournal.unfinished(home / "undo", source)
         for _, about in journals:
@@ -232,23 +251,23 @@ def take_back(
             limited: StepAuthorizer = authorizer
             if agent is None and "policy" in about:
                 limited = LimitedAuthorizer(authorizer, about["principal"], about["policy"])
-            failures += _make(limited, images, journal, refs, is_judged=bool(about.get("agent")))
+            failures += _make(limited, undoer.record, images, journal, about, refs)
         changes = changes_of_source(home, source)
-        completed = {change for _, about in journals for change in about["changes"]}
-        new = [change for change in changes if change in selected and change.id not in completed]
+        completed = {name for _, about in journals for name, *_ in about["changes"]}
+        new, before = _choose([change for change in changes if change.id not in completed], selected)
         planned = plan(refs.source, new, Record.of(changes), images, refs, _judge(agent))
         for denied in planned.denials:
             authorizer.deny(denied, CALLER)
         if planned.steps:
-            about = {"source": source, "changes": [change.id for change in planned.taken_back]}
+            about = {"source": source, "changes": [*map(_name_and_paths, planned.taken_back)]}
             if agent is not None:
                 about |= {"agent": agent.agent.id, "principal": agent.agent, "policy": agent.plain_policy}
-            name = f"{session}-{secrets.token_hex(4)}"
+            name = f"{undoer.session}-{secrets.token_hex(4)}"
             journal = UndoJournal.begin(home / "undo", name, planned.steps, about)
-            failures += _make(authorizer, images, journal, refs, is_judged=agent is not None)
+            failures += _make(authorizer, undoer.record, images, journal, about, refs)
     taken_back = [*planned.taken_back, *(change for change in reversed(changes) if change.id in completed)]
     steps = [*(step for journal, _ in journals for step in journal.steps), *planned.steps]
-    return UndoResult(Plan(steps, taken_back, planned.refusals), failures, len(journals), session)
+    return UndoResult(Plan(steps, taken_back, planned.refusals), failures, len(journals), before, undoer.session)
 
 
 def _undoing(home: Path) -> contextlib.AbstractContextManager[int]:
@@ -258,12 +277,22 @@ def _undoing(home: Path) -> contextlib.AbstractContextManager[int]:
 
 
 def _make(
-    authorizer: StepAuthorizer, images: Images, journal: UndoJournal, refs: RefsOfSource, *, is_judged: bool
+    authorizer: StepAuthorizer,
+    record: Callable[[str, dict[str, Any]], object],
+    images: Images,
+    journal: UndoJournal,
+    about: dict[str, Any],
+    refs: RefsOfSource,
 ) -> list[Failure]:
-    execution = Execution(refs.source, authorizer, images, refs, is_judged=is_judged)
+    """Make the steps of a journal, and record what it has taken back. StateError."""
+    execution = Execution(refs.source, authorizer, images, refs, is_judged=bool(about.get("agent")))
     try:
         with journal.progress():
-            return execution.make(journal)
+            failures = execution.make(journal)
+            names = [name for name, *_ in _completed(about["changes"], failures)]
+            for start in range(0, len(names), _MOST_NAMES):
+                record(TAKEN_BACK, {"changes": names[start : start + _MOST_NAMES]})
+            return failures
     except OSError as error:  # such as a full disk
         raise StateError(f"the undo stopped: {reason(error)}; after a remedy, the next undo completes it") from error
     finally:
@@ -303,16 +332,26 @@ def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforce
             note_ends(home, [session.session])
 
 
+def _name_and_paths(change: Change) -> list[str]:
+    return [change.id, *change.paths]
+
+
+def _completed(changes: Iterable[Sequence[str]], failures: Iterable[Failure]) -> list[Sequence[str]]:
+    """Return the changes, each as its name and paths, without those of which a step or a path has failed."""
+    names, paths = {failure.change for failure in failures}, {failure.path for failure in failures}
+    return [change for change in changes if change[0] not in names and paths.isdisjoint(change[1:])]
+
+
 def as_document(result: UndoResult) -> dict[str, Any]:
     """Return the result as JSON data."""
-    planned, failed = result.plan, {failure.change for failure in result.failures}
-    left = {failure.path for failure in result.failures}
+    planned = result.plan
+    names = {name for name, *_ in _completed(map(_name_and_paths, planned.taken_back), result.failures)}
+    taken_back = [change for change in planned.taken_back if change.id in names]
     return {
-        "taken_back": [
-            {"change": change.id, "path": change.shown_path, "operation": change.operation}
-            for change in planned.taken_back
-            if change.id not in failed and left.isdisjoint(change.paths)
-        ],
+        **{
+            key: [{"change": each.id, "path": each.shown_path, "operation": each.operation} for each in changes]
+            for key, changes in (("taken_back", taken_back), ("taken_back_before", result.before))
+        },
         "conflicts": [
             {"change": refusal.change.id, "path": refusal.change.shown_path, "reason": refusal.reason}
             for refusal in planned.refusals

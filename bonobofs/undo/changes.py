@@ -17,6 +17,7 @@ from bonobofs.audit.entry import (
     LOSS,
     NOT_KEPT,
     REPLACED,
+    TAKEN_BACK,
     TO_DIR_TIMES,
     TURN,
     UNDO,
@@ -80,6 +81,8 @@ class Change(NamedTuple):
     turn_name: str = ""
     loss: str = ""
     """Why the kept content was lost later; "" if it was not."""
+    is_taken_back: bool = False
+    """Whether an undo has taken it back, and no other undo has taken back that. `all_changes` sets it."""
 
     @property
     def id(self) -> str:
@@ -232,14 +235,23 @@ class Selection(NamedTuple):
         )
 
 
+_UndoEnd = tuple[datetime, list[str]]
+"""When an undo has ended, and the names of the changes that it took back."""
+
+
 def changes_of(trail: Path) -> list[Change]:
     """Return the intents of a trail with their outcomes, in the order of their ends. OSError.
 
     Intents without an outcome come last. Events, alerts and counted denials are left out.
     """
+    return _read(trail)[0]
+
+
+def _read(trail: Path) -> tuple[list[Change], list[_UndoEnd]]:
     ended: list[Change] = []
     open_intents: dict[int, Change] = {}
     losses: dict[object, object] = {}
+    undos: list[_UndoEnd] = []
     turn, name = 0, ""
     for _, entry in entries_from(trail, 0):
         if entry.kind == "intent":
@@ -257,10 +269,12 @@ def changes_of(trail: Path) -> list[Change]:
             turn, name = entry.seq, str(entry.details.get("name", ""))
         elif entry.operation == LOSS:
             losses[entry.details.get("change")] = entry.details.get(NOT_KEPT)
+        elif entry.operation == TAKEN_BACK:
+            undos.append((entry.timestamp, list(map(str, entry.details.get("changes", ())))))
     found = [*ended, *open_intents.values()]
     if losses:
         found = [change._replace(loss=str(losses.get(change.entry.seq, ""))) for change in found]
-    return found
+    return found, undos
 
 
 def publishers(changes: Iterable[Change]) -> dict[tuple[str, str], str]:
@@ -303,8 +317,7 @@ def attribute_changes(changes: Sequence[Change], keys: Mapping[str, list[str]]) 
 
 def _standing(changes: Sequence[Change]) -> Iterator[Change]:
     """Yield the changes that are not of an undo, and that no undo has taken back."""
-    undone = {change.details[UNDO] for change in changes if UNDO in change.details}
-    return (change for change in changes if UNDO not in change.details and change.id not in undone)
+    return (change for change in changes if UNDO not in change.details and not change.is_taken_back)
 
 
 class Restoration(NamedTuple):
@@ -381,13 +394,48 @@ class _Inode(NamedTuple):
 def all_changes(trails: Iterable[Path], since: datetime | None = None) -> list[Change]:
     """Return the changes of several trails by time. Leaves out trails that ended before `since`."""
     found: list[Change] = []
+    undos: list[_UndoEnd] = []
     for trail in trails:
         try:
             if since is None or stat_trail(trail).st_mtime >= since.timestamp():
-                found += changes_of(trail)
+                changes, ended = _read(trail)
+                found += changes
+                undos += ended
         except FileNotFoundError:
             continue  # pruned
+    taken = _taken_back(found, sorted(undos))
+    found = [change._replace(is_taken_back=True) if change.id in taken else change for change in found]
     return sorted(found, key=moment_of_change)
+
+
+def _taken_back(changes: Sequence[Change], undos: Sequence[_UndoEnd]) -> set[str]:
+    """Return the names of the changes that undos have taken back. `undos` are by time.
+
+    A change stands again when another undo takes back the one that took it back. An undo takes some changes back by
+    those of others of the same file. They stand again when all of that undo is taken back.
+    """
+    own = {change.id: change for change in changes if UNDO in change.details} if undos else {}
+    originals = {name: str(change.details[UNDO]) for name, change in own.items()}
+    taken: set[str] = set()
+
+    def mark(name: str | None, *, is_taken: bool) -> None:
+        while name is not None:
+            (taken.add if is_taken else taken.discard)(name)
+            name, is_taken = originals.get(name), not is_taken
+
+    earlier: list[tuple[set[str], set[str]]] = []
+    for moment, names in undos:
+        were_taken = [steps <= taken for _, steps in earlier]
+        for name in names:
+            mark(name, is_taken=True)
+        for (others, steps), was_taken in zip(earlier, were_taken, strict=True):
+            if (steps <= taken) != was_taken:
+                for name in others:
+                    mark(name, is_taken=was_taken)
+        listed = set(names)
+        steps = {name for name, of in originals.items() if of in listed and own[name].entry.timestamp <= moment}
+        earlier.append((listed - {originals[name] for name in steps}, steps))
+    return taken
 
 
 def moment_of_change(change: Change) -> tuple[datetime, int]:

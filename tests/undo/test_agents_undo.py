@@ -140,3 +140,20 @@ def test_the_cut_note_of_a_killed_undo_is_ignored(tmp_path: Path, end: bytes) ->
     assert journal.begun == 6
     assert journal.begun_dir_times == {1: 2, **({12: 3} if b"3 " in end else {})}
     assert journal.dir_times == {7: 8, **journal.begun_dir_times}
+
+
+def test_an_agent_takes_back_only_what_stands(own_place: MakePlace) -> None:
+    """Its own undo is a part of its session. It is not taken back with the changes that it took back."""
+    place = own_place(policy=AGENT_ALL)
+    (place.source / "file").write_text("one\n")
+    for text in ("two\n", "three\n"):
+        (place.path / "file").write_text(text)
+        (place.path / "link").symlink_to(text)
+        for expected in (2, 0):
+            done = bonobofs("undo", "--session", place.session.session, "--json", cwd=place.path)
+            result = json.loads(done.stdout)
+            assert (done.returncode, result["failures"]) == (0, [])
+            assert len({each["path"] for each in result["taken_back"]}) == expected
+            assert (place.source / "file").read_text() == "one\n"
+            assert os.listdir(place.source) == ["file"]
+    assert "changes were taken back before" in bonobofs("undo", "--turn", "last", cwd=place.path).stdout

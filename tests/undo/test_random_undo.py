@@ -125,3 +125,34 @@ def test_a_killed_undo_of_a_random_sequence_is_completed(own_place: MakePlace, t
     assert (result["conflicts"], result["failures"]) == ([], [])
     assert state_of(source) == before
     assert bonobofs("audit", "verify").returncode == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_work_after_an_undo_is_taken_back_alone(own_place: MakePlace, tmp_path: Path, seed: int) -> None:
+    """Undos of all, undos of these undos and further changes follow each other; each undo leaves the state before."""
+    rng = random.Random(seed)
+    (source := tmp_path / "source").mkdir()
+    before = state_of(make_tree(source))
+    place = own_place(policy=_STAGING)
+
+    def take_back(**selection: str) -> str:
+        result = undo(place, **selection)
+        assert (result["conflicts"], result["failures"]) == ([], [])
+        return str(result["session"])
+
+    for _ in range(4):
+        for _ in range(20):
+            change_at_random(place.path, rng)
+        changed = state_of(source)
+        last = take_back(agent="alice")
+        assert state_of(source) == before
+        for _ in range(rng.randrange(3)):
+            last = take_back(of_session=last)
+            assert state_of(source) == changed
+            again = undo(place, agent="alice")
+            assert (again["conflicts"], again["failures"]) == ([], [])
+            assert state_of(source) == before
+            last = again["session"]
+    again = undo(place, agent="alice")
+    assert (again["taken_back"], again["conflicts"], again["steps"]) == ([], [], [])
+    assert len(again["taken_back_before"]) > 20

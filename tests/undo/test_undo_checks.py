@@ -193,7 +193,7 @@ def test_a_directory_keeps_its_time_if_another_mount_changed_a_name_at_the_same_
     assert (source / "docs").stat().st_mtime_ns > time
 
 
-def _begin_killed(place: Place, *, steps: list[UndoStep], changes: list[str]) -> None:
+def _begin_killed(place: Place, *, steps: list[UndoStep], changes: list[list[str]]) -> None:
     """Leave the journal of an undo of the operator that was killed before its first step."""
     about = {"source": str(place.source), "agent": "", "changes": changes}
     UndoJournal.begin(place.home / "undo", "killed", steps, about)
@@ -202,7 +202,7 @@ def _begin_killed(place: Place, *, steps: list[UndoStep], changes: list[str]) ->
 def _killed_undo(place: Place, **selection: str) -> None:
     planned = undo(place, dry_run=True, **selection)
     steps = [UndoStep(**step) for step in planned["steps"]]
-    _begin_killed(place, steps=steps, changes=[each["change"] for each in planned["taken_back"]])
+    _begin_killed(place, steps=steps, changes=[[each["change"], each["path"]] for each in planned["taken_back"]])
 
 
 def test_a_file_that_changed_after_the_kill_is_not_removed_under_another_path(
