@@ -122,8 +122,9 @@ class Ground(World):
         """What was entered in the trail since the last look. A refusal is there at once; it needs no settling."""
         with self.trail.open("rb") as stream:
             stream.seek(self._read)
-            lines = stream.readlines()
-            self._read = stream.tell()
+            whole, end, _ = stream.read().rpartition(b"\n")  # the server may be writing the line after it
+        self._read += len(whole + end)
+        lines = whole.splitlines()
         return [AuditEntry.from_line(line) for line in lines]
 
 
