@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from datetime import MAXYEAR, MINYEAR, UTC, datetime
 from hashlib import sha256
 from itertools import islice
 from json.encoder import encode_basestring_ascii
 from types import UnionType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bonobofs.errors import TrailError
 
@@ -99,8 +98,7 @@ Line = bytes
 """A line of a trail. The alias exists because `AuditEntry` has a field named `bytes`."""
 
 
-@dataclass(slots=True)
-class AuditEntry:
+class AuditEntry(NamedTuple):
     """A request to a guard, and its result. `Trail.append` sets `session`, `seq`, `prev`, `hash` and a missing UUID."""
 
     timestamp: datetime
@@ -137,9 +135,9 @@ class AuditEntry:
     """Number of bytes of the change."""
     seq: int = 0
     """Number in the trail, from 1."""
-    prev: str = field(default=ZERO, repr=False)
+    prev: str = ZERO
     """Hash of the previous entry."""
-    hash: str = field(default="", repr=False)
+    hash: str = ""
 
     def to_json(self) -> str:
         """Return the entry as one line of JSON without a newline."""
@@ -162,7 +160,7 @@ class AuditEntry:
         return entry
 
 
-FIELDS: Final = tuple(each.name for each in fields(AuditEntry))
+FIELDS: Final = AuditEntry._fields
 
 _KINDS: Final[dict[str, type | UnionType]] = {
     **dict.fromkeys(FIELDS, str),

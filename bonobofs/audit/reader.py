@@ -13,7 +13,6 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
 from pathlib import Path
@@ -220,7 +219,7 @@ def _parse(line: bytes, session: str, moment: datetime) -> AuditEntry:
         details = {"line": line[:200].decode("ascii", "backslashreplace")}
         return AuditEntry(moment, "", UNREADABLE, "", details, "error", str(error), session=session)
     if entry.timestamp.tzinfo is None:
-        return replace(entry, timestamp=entry.timestamp.replace(tzinfo=UTC))
+        return entry._replace(timestamp=entry.timestamp.replace(tzinfo=UTC))
     return entry
 
 

@@ -14,7 +14,6 @@ import errno
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from json.encoder import encode_basestring_ascii as quoted
@@ -256,9 +255,9 @@ class Trail:
     ) -> int:
         """Record a call that changed nothing; return its `seq`. `error` and `reason` as for `outcome`. TrailError."""
         entry = self._entry("event", operation, guard, details, path=path, tool=tool)
-        entry.rule, entry.lock, entry.bytes = rule, lock, bytes
+        entry = entry._replace(rule=rule, lock=lock, bytes=bytes)
         if error:
-            entry.result, entry.reason = "error", reason or reason_of(error)
+            entry = entry._replace(result="error", reason=reason or reason_of(error))
         return self._append_body(body_of(entry))
 
     def denial(
@@ -274,8 +273,7 @@ class Trail:
         """Record a denial; return its `seq`. TrailError."""
         path, details = _cut(denied.path, details)
         entry = self._entry("intent", denied.operation, guard, details, path=path, tool=tool, action=action)
-        entry.lock = lock
-        return self._append_body(body_of(_refused(entry, denied)))
+        return self._append_body(body_of(_refused(entry._replace(lock=lock), denied)))
 
     def denial_repeats(self, seq: int, denied: Denied, count: int, *, guard: str = "file") -> int:
         """Record that the denial `seq` was repeated `count` times; return the `seq` of this entry. TrailError."""
@@ -307,8 +305,8 @@ class Trail:
         if code:
             path, details = _cut(path, details)
         entry = self._entry("alert", operation, guard, details, path=path)
-        entry.reason, entry.code = reason, code or None
-        entry.result, entry.governance = ("denied", "deny") if code else ("error", "pass")
+        result, governance = ("denied", "deny") if code else ("error", "pass")
+        entry = entry._replace(reason=reason, code=code or None, result=result, governance=governance)
         return self._append_body(body_of(entry))
 
     def event(
@@ -330,7 +328,7 @@ class Trail:
         The trail sets the session, `seq` and hashes, and an empty `agent_id`.
         """
         session, _, agent_id = self.identity
-        return self._append_body(body_of(replace(entry, session=session, agent_id=entry.agent_id or agent_id)))
+        return self._append_body(body_of(entry._replace(session=session, agent_id=entry.agent_id or agent_id)))
 
     def flush(self) -> None:
         """Write the queued outcomes. TrailError: they stay queued."""
@@ -488,7 +486,7 @@ class Trail:
         if not self._failing:
             self._failing = True
             entry = self._entry("alert", "alert", "file", {"error": error_text(error)})
-            entry.result, entry.reason = "error", "The trail could not be written."
+            entry = entry._replace(result="error", reason="The trail could not be written.")
             self._queue(body_of(entry))
 
     def _write_head(self, end: End, moment: int) -> None:
@@ -530,8 +528,12 @@ def reason_of(error: int) -> str:
 
 
 def _refused(entry: AuditEntry, denied: Denied) -> AuditEntry:
-    entry.result, entry.governance = "denied", "deny"
-    entry.reason, entry.code, entry.rule = denied.reason, denied.code, denied.rule
-    if denied.instead:
-        entry.details = {**entry.details, "instead": denied.instead}
-    return entry
+    details = {**entry.details, "instead": denied.instead} if denied.instead else entry.details
+    return entry._replace(
+        details=details,
+        result="denied",
+        governance="deny",
+        reason=denied.reason,
+        code=denied.code,
+        rule=denied.rule,
+    )

@@ -355,9 +355,9 @@ class OverlayUsage:
         table = self._table(request.path)
         if table is None or table.max_total is None:
             return None
-        index, old_size, _ = self._holds.get(number, (table.index, 0, 0))
-        growth = max(size - (old_size if index == table.index else 0), 0) + more
-        if growth <= 0 or self._totals.get(table.index, 0) + growth <= table.max_total:
+        index, old_size, _ = self._holds.get(number, (table.number, 0, 0))
+        growth = max(size - (old_size if index == table.number else 0), 0) + more
+        if growth <= 0 or self._totals.get(table.number, 0) + growth <= table.max_total:
             return None
         return Denied(*table.full, request.path, request.operation)
 
@@ -370,7 +370,7 @@ class OverlayUsage:
             table = self._table(path)
             if table is None or table.max_total is None:
                 return
-            known = table.index, 0, 0
+            known = table.number, 0, 0
         index, old_size, old_xattrs = known
         new_size, new_xattrs = old_size if size is None else size, max(old_xattrs + attributes, 0)
         self._holds[number] = index, new_size, new_xattrs
@@ -386,7 +386,7 @@ class OverlayUsage:
         """Count `number` more names (fewer if negative) towards the table of the path."""
         table = self._table(path)
         if table is not None and table.max_total is not None:
-            self._totals[table.index] = self._totals.get(table.index, 0) + number * NAME
+            self._totals[table.number] = self._totals.get(table.number, 0) + number * NAME
 
     def is_limited(self, path: WorkspacePath) -> bool:
         """Whether the table of the path has a quota."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bonobofs.errors import PolicyError
 from bonobofs.policy import denials
@@ -45,8 +44,7 @@ _EXAMPLES: Final = (".example", ".sample", ".template")
 """Suffixes of files that show the form of a secret file."""
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)  # generating __eq__ and __repr__ slows the start
-class Rule:
+class Rule(NamedTuple):
     """One [[rule]]. `order` is its index in the file, `rank` its index from the widest rule to the narrowest."""
 
     order: int
@@ -66,8 +64,7 @@ class Rule:
     is_executable: denials.Refusal
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class Role:
+class Role(NamedTuple):
     """One role. `write` is None if the role may write everywhere."""
 
     name: str
@@ -79,8 +76,7 @@ class Role:
     """The decision on every operation of a gate."""
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class Hidden:
+class Hidden(NamedTuple):
     """The hidden names that may be changed: all, names at any depth, or paths that end in the hidden name."""
 
     everything: bool
@@ -99,14 +95,13 @@ class Hidden:
         return True
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class ScratchQuota:
+class ScratchQuota(NamedTuple):
     """One [[scratch]]. Its paths may have at most `max_total` bytes together; None: no limit.
 
     Each name of a file, directory or symlink counts 4 KiB, in addition to its content and extended attributes.
     """
 
-    index: int
+    number: int
     """Index among the tables."""
     patterns: tuple[Pattern, ...]
     max_total: int | None
@@ -114,8 +109,7 @@ class ScratchQuota:
     """The refusal of a change that exceeds `max_total`."""
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class Scratch:
+class Scratch(NamedTuple):
     """One pattern of a [[scratch]]. `order` is its index among all these patterns; the first that matches decides."""
 
     order: int
@@ -152,8 +146,7 @@ def _above(path: str) -> Iterator[str]:
         yield path
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class RepositoryGrant:
+class RepositoryGrant(NamedTuple):
     """The session's own `.git`. Its protected branches follow the source, and the session cannot move them."""
 
     protected: tuple[str, ...]
@@ -176,8 +169,7 @@ class RepositoryGrant:
         return self.permit
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class Temporary:
+class Temporary(NamedTuple):
     """The names of staged files: by the last component at any depth, or by the whole path."""
 
     names: NameGlobs
@@ -192,8 +184,7 @@ class Temporary:
         return not is_never_staged(name)
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class Policy:
+class Policy(NamedTuple):
     """A compiled policy. No code changes it."""
 
     document: Mapping[str, Any]
@@ -235,22 +226,22 @@ class Policy:
 
     def bound_by(self, leases: LeaseSet | None) -> Policy:
         """Return this policy with a lease snapshot."""
-        return dataclasses.replace(self, leases=leases)
+        return self._replace(leases=leases)
 
     def with_answers(self, answers: Answers) -> Policy:
         """Return this policy with the operator's answers."""
-        return dataclasses.replace(self, answers=answers)
+        return self._replace(answers=answers)
 
     def with_tracked(self, tracked: Tracked | None) -> Policy:
         """Return this policy with tracked paths, which are never scratch."""
-        return dataclasses.replace(self, tracked=tracked)
+        return self._replace(tracked=tracked)
 
     def with_repository(self) -> Policy:
         """Return this policy for a mount in which the session has its own `.git`."""
         protected = self.document.get("git", {}).get("protected_branches", ("main", "master", "develop"))
         table = ScratchQuota(-1, (parse(f"{REPOSITORY}/"),), None, denials.REPOSITORY)
         permit = Permit(REPOSITORY_RULE, layer=Layer.SCRATCH)
-        return dataclasses.replace(self, repository=RepositoryGrant(tuple(protected), table, permit))
+        return self._replace(repository=RepositoryGrant(tuple(protected), table, permit))
 
     def repository_of(self, components: Sequence[str]) -> RepositoryGrant | None:
         """Return the session's repository if the path is it or is below it."""
@@ -334,7 +325,7 @@ def compile_policy(document: Mapping[str, Any], generation: int = 1) -> Policy:
         generation=generation,
         devices=bool(document.get("devices", False)),
         protect=Matcher(protect),
-        scratch=tuple({pattern.table.index: pattern.table for _, pattern in scratch}.values()),
+        scratch=tuple({pattern.table.number: pattern.table for _, pattern in scratch}.values()),
         protect_and_scratch=Matcher([*protect, *scratch]),
         temporary=_temporary(document.get("temporary", ())),
         secrets=Matcher((parse(f"{text.rstrip('/')}/"), denials.secret(text)) for text in document.get("secrets", ())),

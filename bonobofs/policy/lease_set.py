@@ -6,7 +6,6 @@ leases are unknown, the engine denies every change of the source.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -23,8 +22,7 @@ class LeaseMatch(NamedTuple):
     """This session holds the lease."""
 
 
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class LeaseSet:
+class LeaseSet(NamedTuple):
     """The leases from the view of one session."""
 
     matcher: Matcher[LeaseMatch]

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -63,7 +62,7 @@ def _verify(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 
 def _entry(line: bytes, **changes: object) -> AuditEntry:
-    return replace(AuditEntry.from_line(line), **changes)  # type: ignore[arg-type] # the tests' own changes
+    return AuditEntry.from_line(line)._replace(**changes)  # type: ignore[arg-type] # the tests' own changes
 
 
 def _sealed(entry: AuditEntry, seq: int, prev: str) -> bytes:
@@ -106,7 +105,7 @@ def _set_the_clock_back_in_an_entry(lines: Lines) -> Lines:
 
 def _edit_and_seal(lines: Lines) -> Lines:
     entry = _entry(lines[4])
-    return [*lines[:4], _sealed(replace(entry, path="aidlc-docs/innocent.md"), entry.seq, entry.prev), *lines[5:]]
+    return [*lines[:4], _sealed(entry._replace(path="aidlc-docs/innocent.md"), entry.seq, entry.prev), *lines[5:]]
 
 
 def _rewrite_the_rest(lines: Lines) -> Lines:
@@ -178,7 +177,7 @@ def test_a_removed_record_is_found(
 
 def _forge(world: World) -> None:
     last = _entry(world.trail.read_bytes().splitlines(keepends=True)[-1])
-    append(world.trail, _sealed(replace(last, path="forged"), last.seq + 1, last.hash))
+    append(world.trail, _sealed(last._replace(path="forged"), last.seq + 1, last.hash))
 
 
 def _truncate(world: World) -> None:

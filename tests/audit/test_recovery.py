@@ -49,15 +49,13 @@ class Past:
         moment = datetime.now(UTC) + timedelta(seconds=at)
         intent = AuditEntry(
             moment, guard, operation, "alice", dict(details or {}), "allowed", None, "intent", path=path
-        )
-        intent.action = action
+        )._replace(action=action)
         seq = self.trail.append(intent)
         if took is not None:
             ended = moment + timedelta(seconds=took)
             more = {} if size is None else {"size": size}
             outcome = AuditEntry(ended, guard, operation, "alice", {"intent": seq} | more, result, None, "outcome")
-            outcome.path = path
-            self.trail.append(outcome)
+            self.trail.append(outcome._replace(path=path))
 
     def settle(self, at: float) -> None:
         """Make the head say that all was on the disk at a moment."""

@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections import Counter
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -97,7 +96,7 @@ def test_a_report_has_the_net_effect_of_the_changes(changes: list[RecordedChange
 
 def test_a_gate_operation_counts_as_a_change_without_a_file() -> None:
     commit = change("commit", "")
-    commit.entry.guard = "git"
+    commit = commit._replace(entry=commit.entry._replace(guard="git"))
     document = told(change("create_file", "a"), commit)
     assert (document["totals"]["changes"], [one["path"] for one in document["changed"]]) == (2, ["a"])
 
@@ -139,12 +138,12 @@ def test_a_protected_external_change_is_counted_only_as_an_alert() -> None:
     given: dict[str, Any] = {"session": "s", "path": "p"}
     what = {"what": "was removed externally"}
     event = AuditEntry(NOW, "file", "out_of_band", "alice", what, "allowed", None, kind="event", seq=3, **given)
-    alert = replace(event, kind="alert", result="error", reason="It is protected.", seq=4)
+    alert = event._replace(kind="alert", result="error", reason="It is protected.", seq=4)
     report = ChangeReport({})
     report.add(
         [
-            RecordedChange(replace(event, seq=1)),
-            RecordedChange(replace(event, path="b", seq=2)),
+            RecordedChange(event._replace(seq=1)),
+            RecordedChange(event._replace(path="b", seq=2)),
             RecordedChange(event),
             RecordedChange(alert),
         ]
@@ -199,9 +198,9 @@ def test_changes_of_several_sources_are_listed_separately() -> None:
     moved = change("rename", "a", to="b")
     for session in ("s", "t", "u", "v"):
         report.add(
-            [change("create_file", "a")._replace(entry=replace(change("create_file", "a").entry, session=session))]
+            [change("create_file", "a")._replace(entry=change("create_file", "a").entry._replace(session=session))]
         )
-    report.add([moved._replace(entry=replace(moved.entry, session="u"))])
+    report.add([moved._replace(entry=moved.entry._replace(session="u"))])
     found = [(one["source"], one["path"]) for one in report.document()["changed"]]
     assert found == [("/one", "a"), ("/two", "a"), ("session u", "b"), ("session v", "a")]
     assert [line for line in report.markdown().splitlines() if line.startswith("In ")] == [
@@ -252,7 +251,7 @@ def test_texts_of_a_record_are_escaped_in_markdown(
             *map(RecordedChange, entries),
             RecordedChange(behind),
             RecordedChange(entries[1], failed),
-            RecordedChange(replace(made, session=reason)),
+            RecordedChange(made._replace(session=reason)),
         ]
     )
     text = report.markdown()
@@ -276,11 +275,11 @@ def test_a_report_fits_the_limit_of_a_pull_request() -> None:
     about = {f"s{number}": SessionFacts(source=long, role="impl", seq=1, hash="f" * 64) for number in range(300)}
     report = ChangeReport(about)
     for number in range(3000):
-        refused = replace(refusal(f"{long}/{number}").entry, rule=f"rule{number}", session=f"s{number % 300}")
+        refused = refusal(f"{long}/{number}").entry._replace(rule=f"rule{number}", session=f"s{number % 300}")
         report.add([change("create_file", f"{long}/{number}"), RecordedChange(refused)])
         report.add([change("mkdir", f"{long}/{number}", result="error"), RecordedChange(change("mkdir", long).entry)])
-        report.add([RecordedChange(replace(refused, kind="alert"))])
-        report.add([RecordedChange(replace(refused, kind="event", operation="out_of_band", result="allowed"))])
+        report.add([RecordedChange(refused._replace(kind="alert"))])
+        report.add([RecordedChange(refused._replace(kind="event", operation="out_of_band", result="allowed"))])
     text = report.markdown()
     assert len(text) < 65_536
     assert text.count("\nAnd ") == 7

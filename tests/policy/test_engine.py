@@ -329,7 +329,7 @@ def test_a_scratch_permit_names_the_first_matching_pattern_and_its_table() -> No
         assert isinstance(decision, Permit)
         assert decision.rule == rule
         assert table is policy.scratch[index]
-        assert (table.index, table.max_total) == (index, tables[index].get("max_total"))
+        assert (table.number, table.max_total) == (index, tables[index].get("max_total"))
         assert table.full.code is Code.SIZE
     assert policy.scratch_table("a") is None
     assert policy.scratch_table("") is None
