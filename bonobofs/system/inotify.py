@@ -66,6 +66,8 @@ _LONGEST_SHOWN: Final = 200
 _MOST_SHOWN: Final = 3
 _CONFIRMED: Final = 3
 """Reads within which a moved directory must be found at its expected path."""
+_COUNTS_SUBDIRECTORIES: Final = (0xEF53, 0x58465342, 0x01021994)
+"""File systems, by f_type, on which a directory without subdirectories has two links: ext2 to ext4, XFS, tmpfs."""
 _REMOTE: Final = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -180,7 +182,9 @@ class Watcher:
         """Why the first of them has a gap."""
         self._root: Final = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._device: Final = os.fstat(self._root).st_dev
-        remote = _REMOTE.get(_type_of(self._root))
+        file_system = _type_of(self._root)
+        self._counts_subdirectories: Final = file_system in _COUNTS_SUBDIRECTORIES
+        remote = _REMOTE.get(file_system)
         if remote is not None:
             raise UnwatchableError(
                 f"it is on {remote}, where files change without inotify events; move it to a local disk"
@@ -203,8 +207,9 @@ class Watcher:
         self._confused = False
         self._read_at = time.time_ns()
         self._names: dict[Directory, dict[bytes, int]] = {}
+        self._notes_names = False  # the first scan reports none
         self._add(None, b"", os.fstat(self._root).st_ino)
-        self._names = {}
+        self._notes_names = True
 
     @property
     def gap(self) -> str:
@@ -384,7 +389,11 @@ class Watcher:
             if st.st_dev != self._device or (ino and st.st_ino != ino):
                 return None
             directory = self._watch(child, above, name, st.st_ino)
-            return None if directory is None else (directory, _scan(child, self._names.setdefault(directory, {})))
+            # The links are counted after the watch begins: it reports a later subdirectory.
+            is_leaf = self._counts_subdirectories and os.fstat(child).st_nlink == 2
+            if directory is None or (is_leaf and not self._notes_names):
+                return None
+            return directory, _scan(child, self._names.setdefault(directory, {}) if self._notes_names else None)
         finally:
             os.close(child)
 
@@ -452,7 +461,7 @@ class Watcher:
                 self._moved[directory] = None
                 continue
             try:
-                below = [one for one in _scan(fd, {}) if one[0] not in directory.below]
+                below = [one for one in _scan(fd, None) if one[0] not in directory.below]
                 waiting.append((directory, below))
             finally:
                 os.close(fd)
@@ -478,18 +487,20 @@ class Watcher:
                 self._queue.unwatch(one.wd)
 
 
-def _scan(fd: int, names: dict[bytes, int]) -> list[tuple[bytes, int]]:
-    """Add every name in the open directory to `names` as MADE; return its subdirectories with their inode numbers."""
-    below = []
+def _scan(fd: int, names: dict[bytes, int] | None) -> list[tuple[bytes, int]]:
+    """Return the subdirectories of the open directory with their inode numbers, and add every name in it to `names` as
+    MADE.
+    """
     with suppress(OSError):  # only the owner may set O_NOATIME
         fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NOATIME)  # the scan leaves the access time unchanged
     with os.scandir(fd) as entries:
-        for entry in entries:
+        found = list(entries)
+    if names is not None:
+        for entry in found:
             raw = os.fsencode(entry.name)
             names[raw] = names.get(raw, 0) | MADE
-            if entry.is_dir(follow_symlinks=False):
-                below.append((raw, entry.inode()))
-    return below
+    below = [entry for entry in found if entry.is_dir(follow_symlinks=False)]
+    return [(os.fsencode(entry.name), entry.inode()) for entry in below]
 
 
 def _share() -> int:
