@@ -95,6 +95,8 @@ def _status(home: Path, session: Session, state: SessionState) -> SessionStatus:
     try:
         live = read_live(session_directory(home, session.session))
     except (OSError, StateError) as error:
+        if state not in SERVED:
+            return SessionStatus(session, state)  # a power loss may damage it
         return SessionStatus(session, state, unreadable=f"its live.json cannot be read: {reason(error)}")
     if live is None:
         return SessionStatus(session, state)

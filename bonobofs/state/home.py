@@ -111,12 +111,15 @@ def denials_path(home: Path, agent_id: str) -> Path:
     return home / "denials" / agent_id
 
 
-def write_document(path: Path, document: dict[str, Any], *, replace: bool = True) -> None:
-    """Write a JSON document atomically, also across power loss. Mode 0600. Without `replace`, an old file stays."""
-    write_text(path, json.dumps(document, indent=1) + "\n", replace=replace)
+def write_document(path: Path, document: dict[str, Any], *, replace: bool = True, durable: bool = True) -> None:
+    """Write a JSON document atomically, if `durable` also across power loss. Mode 0600.
+
+    Without `replace`, an old file stays.
+    """
+    write_text(path, json.dumps(document, indent=1) + "\n", replace=replace, durable=durable)
 
 
-def write_text(path: Path, text: str, *, replace: bool = True) -> None:
+def write_text(path: Path, text: str, *, replace: bool = True, durable: bool = True) -> None:
     """Write a file as `write_document` does. OSError."""
     temporary = path.parent / f".{path.name}.{os.urandom(8).hex()}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -124,7 +127,8 @@ def write_text(path: Path, text: str, *, replace: bool = True) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         if replace:
             os.rename(temporary, path)
         else:

@@ -83,8 +83,8 @@ PARTLY = "in part: "
 
 
 def write_live(directory: Path, live: Live) -> None:
-    """Write `live.json` to a session's directory."""
-    write_document(directory / "live.json", document_of(live))
+    """Write `live.json` to a session's directory. It is about a process, which does not outlive a power loss."""
+    write_document(directory / "live.json", document_of(live), durable=False)
 
 
 def read_live(directory: Path) -> Live | None:
