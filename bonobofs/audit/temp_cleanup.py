@@ -30,6 +30,10 @@ _LOOKED_AT: Final = 64
 """Number of entries that are searched at the end of a trail: an outcome is written before the next change."""
 
 
+_SESSIONS: Final = 8
+"""Number of ended sessions of a source whose names are sought again: a removal may have failed."""
+
+
 class Stray(NamedTuple):
     """A temporary name that may exist, and the intent that declares it."""
 
@@ -63,11 +67,20 @@ def declared_temporary(path: str, details: Mapping[str, Any]) -> str | None:
 
 
 def strays_of(home: Path, source: Path) -> list[Stray]:
-    """Return the temporary names that the ended sessions of a source may have left there."""
-    return [
-        stray
+    """Return the temporary names that ended sessions of a source may have left there.
+
+    The trails of the last _SESSIONS sessions are read, and those of all sessions whose end is not recorded yet: the
+    cost of a mount must not grow with the number of earlier sessions.
+    """
+    over = [
+        session
         for session in read_all(home)[0]
         if session.source == str(source) and not is_alive(session.pid, session.starttime)
+    ]
+    return [
+        stray
+        for index, session in enumerate(over)
+        if session.ended is None or index >= len(over) - _SESSIONS
         for stray in _unfinished(trail_path(home, session.session))
     ]
 

@@ -379,7 +379,7 @@ def keep_ended(home: Path) -> list[Kept]:
     found = []
     for session in read_all(home)[0]:
         directory = session_directory(home, session.session)
-        if not (directory / scratch_dir.REPOSITORY).exists() or lives(session):
+        if not os.path.exists(f"{directory}/{scratch_dir.REPOSITORY}") or lives(session):
             continue
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -32,7 +32,7 @@ def create(directory: Path, *, keep: bool) -> Path:
 
 def shows_repository(directory: Path) -> bool:
     """Return whether the mount of this session shows the session's own `.git`."""
-    return any((directory / layer / ".git").exists() for layer in (NAME, KEPT))
+    return any(os.path.exists(f"{directory}/{layer}/.git") for layer in (NAME, KEPT))
 
 
 def remove(directory: Path) -> None:
@@ -57,5 +57,5 @@ def remove_stale(home: Path) -> None:
     """Remove the layers of killed sessions."""
     for session in read_all(home)[0]:
         directory = session_directory(home, session.session)
-        if ((directory / NAME).exists() or shows_repository(directory)) and not lives(session):
+        if (os.path.exists(f"{directory}/{NAME}") or shows_repository(directory)) and not lives(session):
             remove(directory)

@@ -11,6 +11,7 @@ from bonobofs.audit.temp_cleanup import Stray, stray_name, strays_of
 from bonobofs.audit.verify import describe_below, verify
 from bonobofs.guards import FileGuard
 from bonobofs.session import open_session
+from bonobofs.state.sessions import load_all, note_ends
 from tests.files.conftest import Program
 from tests.support.world import ALLOW_ALL, Mounted
 
@@ -57,6 +58,17 @@ def test_a_temporary_name_is_in_the_directory_of_its_target(program: Program, ho
     assert strays_of(home, source / "a") == []
     (report,) = verify(home / "trails", describe=lambda _: describe_below(source))
     assert report.unfinished[0].shows == f"a/sedAbCdEf: absent; a/b/plan.md: absent; a/b/{NAMES[0]}: absent"
+
+
+def test_only_the_last_ended_sessions_are_searched_again(program: Program, home: Path, source: Path) -> None:
+    """The cost of a mount must not grow with the number of earlier sessions."""
+    killed(program, source, ("write_file", "plan.md", {"by": NAMES[0]}))
+    (session,) = load_all(home)
+    for _ in range(8):
+        program("with open_session(sys.argv[1], agent='alice'): pass", source)
+        assert len(strays_of(home, source)) == 1, "its end is not recorded yet"
+    note_ends(home, [session.session])
+    assert strays_of(home, source) == []
 
 
 def test_the_next_mount_removes_and_records_the_temporary_name(
