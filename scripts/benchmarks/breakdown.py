@@ -1,4 +1,4 @@
-"""Where the time of a change goes: the parts of one change of each row, in microseconds.
+"""Where the time goes: the parts of one operation of each row, in microseconds.
 
 `floor` is the same work against a server that answers at once (`benchmarks.floor`). The system calls on the source and
 on the store of old contents are timed while the handlers serve the requests of the row without a kernel. One decision
@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tarfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic, perf_counter_ns, thread_time_ns
 from typing import Any, Final
 
 from benchmarks.plan import FILES, WRITES, Plan
-from benchmarks.table import CHANGES as ROWS
+from benchmarks.table import OPERATIONS as ROWS
 from benchmarks.workloads import WORKLOADS, Workload, prepare_out
 from benchmarks.worlds import FLOOR, POLICY, WORLDS, World
 from bonobofs.audit.writer import Trail, TrailIdentity
@@ -38,10 +40,11 @@ from bonobofs.policy.document import parse
 from bonobofs.policy.engine import compile_policy, decide
 from bonobofs.policy.request import Context, Operation, Principal, Request, WorkspacePath
 from bonobofs.session import build
+from bonobofs.system import syscalls
 from bonobofs.undo.preimages import PreimageStore, StoreLimits
 
-DECISIONS: Final = {"write": 0, "create": 1, "rename": 2, "unlink": 1, "untar": 3, "rm": 1}
-"""How often one change asks the engine. All writes of one file are one decision."""
+DECISIONS: Final = {"create": 1, "rename": 2, "unlink": 1, "untar": 3, "rm": 1, "compileall": 3}
+"""How often one operation asks the engine. All writes of one file are one decision."""
 CHANGES: Final = 2_000
 PASSES: Final = 3
 CALLS: Final = (
@@ -53,8 +56,10 @@ CALLS: Final = (
     "getxattr",
     "link",
     "listxattr",
+    "lseek",
     "mkdir",
     "open",
+    "preadv",
     "pwrite",
     "pwritev",
     "rename",
@@ -65,15 +70,19 @@ CALLS: Final = (
     "utime",
 )
 """The calls of `os` by which the server uses the source and the store of old contents."""
+SYSCALLS: Final = ("file_handle", "getdents")
+"""The calls of `system.syscalls` by which it does."""
+LISTED_BYTES: Final = 32_768
+"""Size of the buffer for which `find` and `grep` ask the kernel."""
 _CAPABILITY: Final = p.GETXATTR_IN.pack(0, 0) + b"security.capability\0"
 
 
 class Replay:
-    """The handlers of a mount, and the requests that the kernel sends for one change of each row."""
+    """The handlers of a mount, and the requests that the kernel sends for one operation of each row."""
 
-    def __init__(self, base: Path) -> None:
-        source, layer = base / "source", base / "layer"
-        for directory in (source / "out", layer, base / "undo"):
+    def __init__(self, base: Path, source: Path) -> None:
+        layer = base / "layer"
+        for directory in (layer, base / "undo"):
             directory.mkdir(parents=True)
         agent = Principal("bench", str(uuid.uuid4()), "bench")
         identity = TrailIdentity(str(uuid.uuid4()), agent.label, agent.id)
@@ -84,7 +93,7 @@ class Replay:
         )
         inodes, numbers = InodeTable(), count(10)
         root, top = (os.open(each, os.O_RDONLY | os.O_DIRECTORY) for each in (source, layer))
-        store = LayerStore(root, inodes, cache=1000, pins=1000)
+        store = LayerStore(root, inodes, cache=4096, pins=4096)
         upper = LayerStore(top, inodes, cache=100, pins=100, layer=Layer.SCRATCH)
         overlay = Overlay(upper, inodes, OverlayUsage(lambda: self._enforcer.policy), numbers)
         notices = Notifications(_ignore, _ignore, _ignore, lambda: True, _ignore)
@@ -95,11 +104,11 @@ class Replay:
         self._operations.mount.preimages.store = PreimageStore(base / "undo" / "session", limits)
         self._header: Final = Header(p.ROOT_ID, os.geteuid(), os.getegid(), os.getpid(), 0)
         self.requests = 0
-        self._out: Final = self._node(self._request(p.Opcode.LOOKUP, p.ROOT_ID, b"out\0"))
+        self._out: Final = self._find(p.ROOT_ID, b"out")
         self._nodes: Final[dict[int, int]] = {}
 
     def _request(self, opcode: p.Opcode, node: int, body: bytes) -> bytes:
-        """Serve one request; return the reply, or nothing for an error."""
+        """Serve one request; return the reply, or nothing for an error and for the content of a file."""
         self.requests += 1
         self._operations.begin_request(monotonic())
         try:
@@ -110,8 +119,10 @@ class Replay:
             self._operations.after_reply()
             while self._enforcer.write_outcome():
                 pass
-        assert isinstance(reply, bytes)
-        return reply
+        return reply if isinstance(reply, bytes) else b""
+
+    def _find(self, directory: int, name: bytes) -> int:
+        return self._node(self._request(p.Opcode.LOOKUP, directory, name + b"\0"))
 
     def _node(self, entry: bytes) -> int:
         number: int = p.NODE_ID.unpack_from(entry)[0]
@@ -128,10 +139,13 @@ class Replay:
     def create(self, number: int) -> None:
         name = b"f%d\0" % number
         self._look_up(name)
+        self._make(number, name)
+        self._write(number, 0, 100)
+
+    def _make(self, number: int, name: bytes) -> None:
         body = p.CREATE_IN.pack(os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o100644, 0o022, 0) + name
         self._nodes[number] = self._node(self._request(p.Opcode.CREATE, self._out, body))
         self._request(p.Opcode.GETXATTR, self._nodes[number], _CAPABILITY)
-        self._write(number, 0, 100)
 
     def write(self, number: int) -> None:
         self._write(0, number * 4096, 4096)
@@ -161,6 +175,50 @@ class Replay:
     def rm(self, number: int) -> None:
         self.unlink(number, b"f%d\0")
 
+    def find(self) -> list[tuple[int, int]]:
+        """List everything below `tree`, as `find` does; return the node and the size of each name."""
+        found = [(self._find(p.ROOT_ID, b"tree"), 0)]
+        for node, size in found:
+            if size == 0:
+                found += self._list(node)
+        return found
+
+    def _list(self, directory: int) -> Iterator[tuple[int, int]]:
+        """Yield the node and the size of each name, 0 for a directory."""
+        cookie = 0
+        while entries := self._request(
+            p.Opcode.READDIRPLUS, directory, p.READ_IN.pack(0, cookie, LISTED_BYTES, *bytes(4))
+        ):
+            at = 0
+            while at < len(entries):
+                node, mode_at = self._node(entries[at:]), at + p.ENTRY_OUT.size
+                attr = p.ATTR.unpack_from(entries, mode_at)
+                _, cookie, length, kind = p.DIRENT.unpack_from(entries, mode_at + p.ATTR.size)
+                at += (p.ENTRY_OUT.size + p.ATTR.size + p.DIRENT.size + length + 7) & ~7
+                if node and kind in (stat.S_IFDIR >> 12, stat.S_IFREG >> 12):
+                    yield node, 0 if kind == stat.S_IFDIR >> 12 else attr[1]
+
+    def grep(self) -> list[tuple[int, int]]:
+        """Read each file below `tree` once."""
+        found = self.find()
+        for node, size in found:
+            if size:
+                self._request(p.Opcode.READ, node, p.READ_IN.pack(0, 0, -(-size // 4096) * 4096, *bytes(4)))
+        return found
+
+    def compileall(self, number: int) -> None:
+        """Look up and read a module, and replace its bytecode by a new file."""
+        module, compiled, temporary = (form % number for form in (b"m%d.py", b"m%d.pyc", b"m%d.pyc.1"))
+        node = self._find(self._out, module)
+        self._request(p.Opcode.READ, node, p.READ_IN.pack(0, 0, 8192, *bytes(4)))
+        for name in (compiled, temporary):
+            self._look_up(name + b"\0")
+        self._make(number, temporary + b"\0")
+        self._write(number, 0, 8192)
+        self._look_up(compiled + b"\0")
+        names = temporary + b"\0" + compiled + b"\0"
+        self._request(p.Opcode.RENAME2, self._out, p.RENAME2_IN.pack(self._out, 0, 0) + names)
+
 
 def _ignore(*_: object) -> None:
     pass
@@ -168,9 +226,10 @@ def _ignore(*_: object) -> None:
 
 @contextmanager
 def timed_calls() -> Iterator[dict[str, int]]:
-    """Count the calls of CALLS and sum their nanoseconds, without those of the clock."""
+    """Count the calls of CALLS and SYSCALLS and sum their nanoseconds, without those of the clock."""
     sums = {"calls": 0, "ns": 0}
-    originals = {name: getattr(os, name) for name in CALLS}
+    originals = {(os, name): getattr(os, name) for name in CALLS}
+    originals |= {(syscalls, name): getattr(syscalls, name) for name in SYSCALLS}
     clock = perf_counter_ns
 
     def timed(call: Callable[..., Any], own: int) -> Callable[..., Any]:
@@ -187,13 +246,13 @@ def timed_calls() -> Iterator[dict[str, int]]:
     empty = timed(_ignore, 0)
     own = min(_elapsed(sums, empty) for _ in range(1000))
     sums.update(calls=0, ns=0)
-    for name, call in originals.items():
-        setattr(os, name, timed(call, own))
+    for (module, name), call in originals.items():
+        setattr(module, name, timed(call, own))
     try:
         yield sums
     finally:
-        for name, call in originals.items():
-            setattr(os, name, call)
+        for (module, name), call in originals.items():
+            setattr(module, name, call)
 
 
 def _elapsed(sums: dict[str, int], call: Callable[[], None]) -> int:
@@ -202,30 +261,47 @@ def _elapsed(sums: dict[str, int], call: Callable[[], None]) -> int:
     return sums["ns"] - before
 
 
-def replay(base: Path) -> dict[str, dict[str, float]]:
-    """Return requests, system calls, their microseconds and log entries of one change, by row."""
+def replay(base: Path, source: Path, counts: dict[str, int]) -> dict[str, dict[str, float]]:
+    """Return requests, system calls, their microseconds and log entries of one operation, by row.
+
+    `counts`: the operations of one pass of each row that reads `tree`.
+    """
     found: dict[str, dict[str, float]] = {}
-    replay = Replay(base)
-    rows = {"create": replay.create, "rename": replay.rename, "write": replay.write, "unlink": replay.unlink}
-    rows |= {"untar": replay.untar, "rm": replay.rm}
-    for row, change in rows.items():
-        requests, entries, best = replay.requests, replay.trail.head[0], 1 << 62
-        with timed_calls() as sums:
-            for turn in range(PASSES):
-                before = sums["ns"]
-                for number in range(turn * CHANGES, (turn + 1) * CHANGES):
-                    change(number)
-                best = min(best, sums["ns"] - before)
-            calls = sums["calls"]
-        replay.trail.flush()
-        total = PASSES * CHANGES
-        found[row] = {
-            "requests": round((replay.requests - requests) / total),
-            "calls": calls / total,
-            "source": best / CHANGES / 1e3,
-            "entries": round((replay.trail.head[0] - entries) / total),
-        }
+    for number in range(PASSES * CHANGES):
+        (source / "out" / f"m{number}.py").write_bytes(bytes(8192))
+    changes = Replay(base / "changes", source)
+    for row in ("create", "rename", "write", "unlink", "untar", "rm", "compileall"):
+        change = getattr(changes, row)
+        found[row] = _parts(changes, [partial(_each, change, turn) for turn in range(PASSES)], CHANGES)
+    for row in ("find-cold", "grep-cold"):
+        reader = Replay(base / row, source)
+        read = reader.find if row == "find-cold" else reader.grep
+        found[row] = _parts(reader, [read], counts[row])
     return found
+
+
+def _each(change: Callable[[int], None], turn: int) -> None:
+    for number in range(turn * CHANGES, (turn + 1) * CHANGES):
+        change(number)
+
+
+def _parts(replay: Replay, passes: list[Callable[[], object]], operations: int) -> dict[str, float]:
+    """Do the passes, of so many operations each, and return the parts of one operation."""
+    requests, entries, best = replay.requests, replay.trail.head[0], 1 << 62
+    with timed_calls() as sums:
+        for each in passes:
+            before = sums["ns"]
+            each()
+            best = min(best, sums["ns"] - before)
+        calls = sums["calls"]
+    replay.trail.flush()
+    total = len(passes) * operations
+    return {
+        "requests": (replay.requests - requests) / total,
+        "calls": calls / total,
+        "source": best / operations / 1e3,
+        "entries": round((replay.trail.head[0] - entries) / total),
+    }
 
 
 def _mean_us(call: Callable[[int], object]) -> float:
@@ -260,37 +336,58 @@ def one_entry(trail: Trail) -> float:
 
 
 def measure(plan: Plan) -> dict[str, Any]:
-    """Return the parts of one change in microseconds, by row, and the build; times are the least of all."""
+    """Return the parts of one operation in microseconds, by row, and the build; times are the least of all."""
     base = Path(plan.base, "breakdown")
     shutil.rmtree(base, ignore_errors=True)
     base.mkdir()
-    rows: dict[str, dict[str, Any]] = replay(base)
+    counts = _counts(plan)
+    prepare_out(plan, WORKLOADS["files"])
+    rows: dict[str, dict[str, Any]] = replay(base, plan.source, counts)
     trail = Trail.create(base / "log", base / "log.head", TrailIdentity(str(uuid.uuid4()), "bench", ""))
     decision, entry = one_decision(), one_entry(trail)
     trail.close()
     shutil.rmtree(base)
-    worlds = {name: WORLDS[name] for name in plan.worlds if name != "mfusepy"} | {"floor": FLOOR}
-    with tarfile.open(plan.archive) as archive:
-        members = len(archive.getmembers())
-    counts = dict.fromkeys(ROWS, plan.count(FILES)) | {"write": plan.count(WRITES), "untar": members, "rm": members}
+    own = "bonobofs" if build() == "pure Python" else "compiled"
+    others = (name for name in plan.worlds if name not in ("bonobofs", "compiled", "mfusepy"))
+    worlds = {name: WORLDS[name] for name in (own, *others)} | {"floor": FLOOR}
     for _ in range(plan.rounds):
-        for workload in (WORKLOADS[name] for name in ("write", "files", "untar")):
-            for name, world in worlds.items():
-                for row, seconds in _visit(plan, workload, world):
+        for name in ("write", "files", "untar", "compileall", "find", "grep"):
+            for world, mounted in worlds.items():
+                for row, seconds in _visit(plan, WORKLOADS[name], mounted):
                     taken = seconds / counts[row] * 1e6
-                    rows[row][name] = min(rows[row].get(name, taken), taken)
+                    rows[row][world] = min(rows[row].get(world, taken), taken)
     for row, parts in rows.items():
-        parts |= {"log": parts["entries"] * entry, "decisions": DECISIONS[row] * decision}
+        parts |= {"log": parts["entries"] * entry, "decisions": DECISIONS.get(row, 0) * decision}
+        parts["bonobofs"] = parts.pop(own)
         known = sum(parts[name] for name in ("floor", "source", "log", "decisions"))
         parts["python"] = parts["bonobofs"] - known
     return {"rows": {row: rows[row] for row in ROWS}, "build": build()}
 
 
+def _counts(plan: Plan) -> dict[str, int]:
+    """How many operations each row has."""
+    with tarfile.open(plan.archive) as archive:
+        members = len(archive.getmembers())
+    walked = list(os.walk(plan.source / "tree"))
+    files = sum(len(names) for _, _, names in walked)
+    modules = sum(name.endswith(".py") for _, _, names in os.walk(plan.modules) for name in names)
+    return {
+        "write": plan.count(WRITES),
+        **dict.fromkeys(("create", "rename", "unlink"), plan.count(FILES)),
+        **dict.fromkeys(("untar", "rm"), members),
+        "compileall": modules,
+        "find-cold": files + len(walked),
+        "grep-cold": files,
+    }
+
+
 def _visit(plan: Plan, workload: Workload, world: World) -> Iterator[tuple[str, float]]:
-    """Do the work PASSES times in one mount: a mount is busy when it has just begun. Yield rows and seconds."""
+    """Do the work PASSES times in one mount: a mount is busy when it has just begun. Yield rows and seconds.
+
+    Cold rows and compileall have one pass.
+    """
     prepare_out(plan, workload)
     with world(plan) as root:
-        (root / "out").mkdir(exist_ok=True)  # the floor shows no files of the source
-        for _ in range(PASSES):
-            yield from workload.visit(plan, root).items()
+        for _ in range(PASSES if workload.writes and "compileall" not in workload.rows else 1):
+            yield from ((row, seconds) for row, seconds in workload.visit(plan, root).items() if row in ROWS)
             (root / "out" / "written").unlink(missing_ok=True)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -21,7 +22,7 @@ from typing import Any
 from benchmarks import peers, table, trees
 from benchmarks.plan import BenchError, Plan
 from benchmarks.workloads import ROWS, WORKLOADS
-from benchmarks.worlds import WORLDS, unmount
+from benchmarks.worlds import WORLDS, import_path, unmount
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 PURPOSE = """\
@@ -79,7 +80,13 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     users = [_user(name) for name in options.user or [str(os.geteuid())]]
     if any(user.pw_uid != os.geteuid() for user in users) and os.geteuid() != 0:
         raise BenchError("only root can measure as another user: run it as that user instead")
-    tools = {"git", *worlds} | ({"rg"} & set(rows)) | ({"fusermount3"} if len(worlds) > 1 else set())
+    compiled = bool({"compiled"} & set(worlds) or {"breakdown-compiled"} & set(parts))
+    tools = (
+        {"git", *worlds}
+        | ({"gcc"} if compiled else set())
+        | ({"rg"} & set(rows))
+        | ({"fusermount3"} if len(worlds) > 1 else set())
+    )
     peers.install_tools(tools & set(peers.TOOLS))
     also = ["pytest-xdist"] if "parallel-pytest" in parts else []
     python = peers.for_bonobofs(peers.interpreter(users), CHECKOUT, users, also)
@@ -95,19 +102,19 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         results["machine"] = _machine(work)
         if options.scale >= 1 and _file_system(work).startswith(IN_MEMORY):
             raise BenchError(f"{work} is in memory, not on a disk: give another directory with --work")
-        code = copy_of_checkout(work, python)
+        code = copy_of_checkout(work / "code", python)
+        compiled_code = _compiled_copy(work, python) if compiled else ""
         for number, tree in enumerate(options.tree or ["generated"]):
             base = work / f"tree{number}"
             print(f"preparing {tree}", file=sys.stderr)
             trees.prepare(tree, base, options.scale)
             for user in users:
                 trees.hand_over(base, user.pw_uid, user.pw_gid)
-                plan = Plan(
-                    str(base), options.rounds, options.scale, rows, tuple(worlds), parts, python, loopback_python
-                )
+                sizes = (options.rounds, options.scale)
+                plan = Plan(str(base), *sizes, rows, tuple(worlds), parts, python, loopback_python, str(compiled_code))
                 run = _run_as(user, plan, code)
                 results["runs"].append(run | {"title": _title(tree), "tree": tree, "user": user.pw_name})
-                parts = ()
+                parts = tuple(part for part in parts if part in table.BREAKDOWN)
             shutil.rmtree(base)
     return results
 
@@ -183,15 +190,35 @@ def _file_system(directory: Path) -> str:
     return " on ".join(found.stdout.split())
 
 
-def copy_of_checkout(work: Path, python: str) -> Path:
-    """A compiled copy that every user can read and that nobody edits while it is measured."""
-    code = work / "code"
+def copy_of_checkout(code: Path, python: str) -> Path:
+    """Copy the checkout to `code`, with its bytecode, where every user can read it and it is not edited meanwhile."""
     for name in ("bonobofs", "scripts", "tests/fakes", "tests/support"):
-        shutil.copytree(CHECKOUT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
-    compiled = [path.name for path in CHECKOUT.glob("*__mypyc*.so")]
-    for name in ("policy.toml", "pyproject.toml", *compiled):  # the packaged policy is sought beside pyproject.toml
+        shutil.copytree(CHECKOUT / name, code / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("policy.toml", "pyproject.toml"):  # the packaged policy is sought beside pyproject.toml
         shutil.copyfile(CHECKOUT / name, code / name)
     subprocess.run([python, "-m", "compileall", "-q", str(code)], check=True)
+    return code
+
+
+def _compiled_copy(work: Path, python: str) -> Path:
+    """Copy the checkout and put the compiled modules of a wheel beside their sources."""
+    print("compiling bonobofs", file=sys.stderr)
+    code, wheels = copy_of_checkout(work / "compiled", python), work / "wheel"
+    for name in ("README.md", "LICENSE"):
+        shutil.copyfile(CHECKOUT / name, code / name)
+    builder = peers.environment(python, peers.BUILD)
+    done = subprocess.run(
+        [builder, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels)],
+        cwd=code,
+        env=os.environ | {"HATCH_BUILD_HOOK_ENABLE_MYPYC": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise BenchError(f"the compiled build failed ({lines}): are gcc and Python's headers installed?")
+    with zipfile.ZipFile(next(wheels.iterdir())) as wheel:
+        wheel.extractall(code, [name for name in wheel.namelist() if name.endswith(".so")])
     return code
 
 
@@ -205,7 +232,7 @@ def _run_as(user: pwd.struct_passwd, plan: Plan, code: Path) -> dict[str, Any]:
         stdout=subprocess.PIPE,
         text=True,
         cwd=plan.base,
-        env=os.environ | {"PYTHONPATH": f"{code / 'scripts'}:{code}"},
+        env=import_path(str(code)),
         user=user.pw_uid if other else None,
         group=user.pw_gid if other else None,
         extra_groups=groups if other else None,

@@ -1,14 +1,15 @@
 """A FUSE server that answers each request at once from a table in memory, without source, policy and log.
 
-No server in this interpreter is faster, so its time is the part of a change that no server can save: the program, the
-kernel, and the wake-up of the server and of the program. It knows the requests of the rows of changes only.
+No server in this interpreter is faster, so its time is the part of an operation that no server can save: the program,
+the kernel, and the wake-up of the server and of the program. It knows only the requests of the rows of the breakdown.
 
-Run by root: floor.py SOURCE MOUNTPOINT (it stays in the foreground).
+Usage: floor.py SOURCE MOUNTPOINT (it stays in the foreground). It reads `tree` and `out` of SOURCE before it mounts.
 """
 
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import select
 import stat
@@ -28,15 +29,36 @@ NO_ENTRY = p.ENTRY_OUT.pack(0, 0, *FOREVER) + bytes(p.ATTR.size)
 
 
 class Floor:
-    """The names and modes of the files by node id."""
+    """The names, modes and contents of the files by node id."""
 
     def __init__(self) -> None:
         self.modes = {p.ROOT_ID: stat.S_IFDIR | 0o755}
         self.names: dict[int, dict[bytes, int]] = {p.ROOT_ID: {}}
+        self.contents: dict[int, bytes] = {}
         self.last = p.ROOT_ID
 
+    def load(self, node: int, directory: bytes) -> None:
+        """Add the files below `directory`, except symlinks."""
+        for name in sorted(os.listdir(directory)):
+            path = os.path.join(directory, name)
+            mode = os.lstat(path).st_mode
+            if stat.S_ISLNK(mode):
+                continue
+            self.add(node, name, mode)
+            number = self.last
+            if stat.S_ISDIR(mode):
+                self.load(number, path)
+            else:
+                with open(path, "rb") as file:
+                    self.contents[number] = file.read()
+
+    def read(self, node: int, body: memoryview) -> bytes:
+        _, offset, size, *_ = p.READ_IN.unpack_from(body)
+        return self.contents.get(node, b"")[offset : offset + size]
+
     def attr(self, node: int) -> bytes:
-        return p.ATTR.pack(node, 0, 0, 1, 1, 1, 0, 0, 0, self.modes[node], 1, os.geteuid(), os.getegid(), 0, 4096, 0)
+        size, owner = len(self.contents.get(node, b"")), (os.geteuid(), os.getegid())
+        return p.ATTR.pack(node, size, 0, 1, 1, 1, 0, 0, 0, self.modes[node], 1, *owner, 0, 4096, 0)
 
     def entry(self, node: int) -> bytes:
         return p.ENTRY_OUT.pack(node, 0, *FOREVER) + self.attr(node)
@@ -94,6 +116,7 @@ def handlers(floor: Floor) -> dict[int, Callable[[int, memoryview], bytes]]:
         o.CREATE: lambda node, body: create(node, body) + OPENED,
         o.MKDIR: partial(floor.create, p.MKDIR_IN, 0, stat.S_IFDIR),
         o.SYMLINK: lambda node, body: floor.add(node, p.strings(body, 1)[0], stat.S_IFLNK | 0o777),
+        o.READ: floor.read,
         o.WRITE: lambda _, body: p.WRITE_OUT.pack(p.WRITE_IN.unpack_from(body)[2], 0),
         o.RENAME: partial(floor.rename, p.RENAME_IN),
         o.RENAME2: partial(floor.rename, p.RENAME2_IN),
@@ -131,6 +154,12 @@ def serve(fd: int, poll: select.poll, floor: Floor) -> None:
 
 
 def main(source: str, mountpoint: str) -> None:
+    floor = Floor()
+    for name in (b"tree", b"out"):
+        floor.add(p.ROOT_ID, name, stat.S_IFDIR | 0o755)
+        floor.load(floor.last, os.path.join(os.fsencode(source), name))
+    gc.freeze()
+    gc.disable()
     fd = mount(source, mountpoint, os.open(source, os.O_RDONLY), allow_other=False, devices=False)
     transport = KernelTransport(fd)
     transport.handshake(watched=True)
@@ -138,7 +167,7 @@ def main(source: str, mountpoint: str) -> None:
     latency.disallow_halt()
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    serve(fd, poll, Floor())
+    serve(fd, poll, floor)
     latency.close()
     transport.close()
 

@@ -484,7 +484,7 @@ def main(arguments: list[str] | None = None) -> int:
         with directory(options.work) as (base, report):
             users = [pwd.getpwuid(uid) for uid in {os.geteuid(), NOBODY if os.geteuid() == 0 else os.geteuid()}]
             python = peers.for_bonobofs(peers.interpreter(users), CHECKOUT, users)
-            code = copy_of_checkout(base, python)
+            code = copy_of_checkout(base / "code", python)
             os.environ |= {"PYTHONPATH": str(code), "BONOBOFS_HOME": str(base / "home")}
             soak = Soak(base, python, report)
             try:

@@ -21,7 +21,7 @@ from benchmarks.plan import BenchError, Plan
 from benchmarks.table import figure_of, title_of
 from benchmarks.trees import measure_of
 from benchmarks.workloads import ROWS, Workload, applicable, environment, prepare_out, warm_memory
-from benchmarks.worlds import WORLDS, tail, unmount
+from benchmarks.worlds import WORLDS, import_path, tail, unmount
 
 PART_LIMIT: Final = 900.0
 """Seconds that one part may take."""
@@ -75,7 +75,12 @@ def _measure_part(plan: Plan, name: str, parts: dict[str, Any], failures: dict[s
     command = [sys.executable, "-m", "benchmarks.parts", name]
     started = monotonic()
     program = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=import_path(plan.compiled) if name == "breakdown-compiled" else None,
+        start_new_session=True,
     )
     try:
         output, _ = program.communicate(plan.to_json(), timeout=PART_LIMIT)

@@ -213,6 +213,7 @@ PARTS: dict[str, Callable[[Plan], Any]] = {
     "history": history,
     "help": command_help,
     "breakdown": breakdown.measure,
+    "breakdown-compiled": breakdown.measure,
     **{name: partial(parallel.measure, name=name) for name in parallel.LOADS},
     "parallel-sessions": parallel.sessions,
 }

@@ -15,8 +15,17 @@ from pathlib import Path
 
 from benchmarks.plan import BenchError
 
-TOOLS = {"git": "git", "rg": "ripgrep", "fusermount3": "fuse3", "mergerfs": "mergerfs", "bindfs": "bindfs"}
+TOOLS = {
+    "git": "git",
+    "rg": "ripgrep",
+    "fusermount3": "fuse3",
+    "mergerfs": "mergerfs",
+    "bindfs": "bindfs",
+    "gcc": "gcc",
+}
 """Program, and the Debian or Ubuntu package that brings it."""
+BUILD = ["hatchling", "hatch-mypyc>=0.16", "mypy[mypyc]>=1.13"]
+"""What compiles bonobofs."""
 MFUSEPY = "mfusepy==3.1.1"
 
 
@@ -90,7 +99,7 @@ def versions(names: list[str], loopback_python: str, checkout: Path) -> dict[str
         "rg": ["rg", "--version"],
     }
     found = {}
-    for name in names:
+    for name in (name for name in names if name in asked):
         done = subprocess.run(asked[name], capture_output=True, text=True)
         found[name] = (done.stdout.strip().splitlines() or ["uncommitted"])[0].split()[-1]
     return found

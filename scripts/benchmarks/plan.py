@@ -33,6 +33,8 @@ class Plan:
     """Interpreter of the clients and of bonobofs, whose dependencies it has."""
     loopback_python: str
     """Interpreter that has mfusepy; empty where that world is not asked for."""
+    compiled: str = ""
+    """Copy of the checkout with the compiled build; empty where that world is not asked for."""
 
     def count(self, full: int) -> int:
         return max(1, int(full * self.scale))

@@ -11,17 +11,18 @@ from typing import Any
 from benchmarks.plan import BenchError
 from benchmarks.workloads import ROWS
 
-BREAKDOWNS = {"breakdown, pure": "pure Python", "breakdown, compiled": "compiled"}
-"""Sections with the parts of a change, and the build of each."""
-CHANGES = {
+OPERATIONS = {
     "write": "4 KiB write",
     "create": "create+write+close",
     "rename": "rename",
     "unlink": "unlink",
     "untar": "one file of `tar -x`",
     "rm": "one file of `rm -rf`",
+    "compileall": "one module of compileall",
+    "find-cold": "one name of a cold `find`",
+    "grep-cold": "one file of a cold `grep -r`",
 }
-"""The rows whose parts `breakdown` measures."""
+"""The rows whose parts `breakdown` measures, and one operation of each."""
 README_ROWS = ("rg", "status", "open", "write", "create", "untar")
 """The rows that README.md shows."""
 SINGLE = {
@@ -56,9 +57,12 @@ MEMORY = {
     "memory-million": "one walk over 1,000,000 files",
 }
 """Memory by the number of names."""
-BREAKDOWN = {"breakdown": "where the time of a change goes"}
+BREAKDOWN = {
+    "breakdown": "where the time of an operation goes",
+    "breakdown-compiled": "the same in the compiled build",
+}
 PARTS = {name: title for name, (title, _) in SINGLE.items()} | PARALLEL | MEMORY | BREAKDOWN
-SLOW = ("memory-million", "breakdown")
+SLOW = ("memory-million", *BREAKDOWN)
 """Parts that only `--rows` measures."""
 Run = dict[str, Any]
 
@@ -121,7 +125,7 @@ def update(checkout: Path, results: dict[str, Any]) -> None:
         "memory": set(MEMORY) - set(SLOW) <= set(first["parts"]),
     }
     for name, text in sections.items():
-        if text and name in BREAKDOWNS:
+        if text and name not in whole:
             _replace(page, name, f"{text}\n")
         elif text and whole[name]:
             _replace(page, name, f"{_about(results)}\n\n{text}\n")
@@ -144,23 +148,23 @@ def _sections(results: dict[str, Any]) -> dict[str, str]:
         ),
         "loads at once": "\n".join(_parallel(parts)),
         "memory": "\n\n".join(_memory(name, parts[name]) for name in MEMORY if name in parts),
-    } | {name: _breakdown(results, parts, build) for name, build in BREAKDOWNS.items()}
+    } | {
+        f"{part}, {'root' if run['user'] == 'root' else 'user'}": _breakdown(results, run, run["parts"][part])
+        for run in runs
+        for part in BREAKDOWN
+        if part in run["parts"]
+    }
 
 
-def _breakdown(results: dict[str, Any], parts: dict[str, Any], build: str) -> str:
-    """The parts of a change in microseconds; empty if this build was not measured."""
-    figure = parts.get("breakdown", {"build": ""})
-    if figure["build"] != build:
-        return ""
-    run = results["runs"][0]
-    user = "root" if run["user"] == "root" else "an ordinary user"
-    about = f"**{build}**, as {user}, Python {run['python']}, least of all rounds. {_measured_on(results)}"
+def _breakdown(results: dict[str, Any], run: Run, figure: dict[str, Any]) -> str:
+    """The parts of an operation in microseconds."""
+    about = f"**{figure['build']}, as {_user(run)}**, Python {run['python']}. {_measured_on(results)}"
     peers = [name for name in ("mergerfs", "bindfs") if name in figure["rows"]["write"]]
-    titles = ["one change", "native", "requests", "floor", "calls on the source", "log", "decisions", "other Python"]
+    titles = ["one operation", "native", "requests", "floor", "calls on the source", "log", "decisions", "other Python"]
     lines = [f"| {' | '.join([*titles, 'bonobofs', *peers])} |", "|---" * (len(titles) + 1 + len(peers)) + "|"]
     for row, us in figure["rows"].items():
-        cells = [CHANGES[row], f"{us['native']:.1f}", f"{us['requests']:.0f}", f"{us['floor']:.0f}"]
-        cells += [f"{us['source']:.0f} ({us['calls']:.0f})", f"{us['log']:.0f} ({us['entries']:.0f})"]
+        cells = [OPERATIONS[row], f"{us['native']:.1f}", f"{us['requests']:.2g}", f"{us['floor']:.0f}"]
+        cells += [f"{us['source']:.0f} ({us['calls']:.2g})", f"{us['log']:.0f} ({us['entries']:.0f})"]
         cells += [f"{us[name]:.0f}" for name in ("decisions", "python", "bonobofs", *peers)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([about, "", *lines])
@@ -207,14 +211,17 @@ def _measured_on(results: dict[str, Any]) -> str:
 
 def _table(run: Run, worlds: list[str]) -> str:
     size = f"{run['files']:,} files with `.git`, {run['bytes'] / 1e6:.0f} MB"
-    user = "root" if run["user"] == "root" else "an ordinary user"
-    caption = f"{run['title']}: {size}, as {user}, Python {run['python']}"
+    caption = f"{run['title']}: {size}, as {_user(run)}, Python {run['python']}"
     lines = [f"**{caption}**", "", *_rows(run, worlds)]
     others = worlds[1:]
     if others and len(run["times"]) > 1:
         means = " | ".join(f"**{_factor(geometric_mean(run, world))}**" for world in others)
         lines.append(f"| **geometric mean of {len(run['times'])} rows** | 1 | {means} |")
     return "\n".join(lines)
+
+
+def _user(run: Run) -> str:
+    return "root" if run["user"] == "root" else "an ordinary user"
 
 
 def _rows(run: Run, worlds: list[str]) -> list[str]:

@@ -105,8 +105,13 @@ def _served_by(command: Callable[[Plan], list[str]]) -> World:
     return world
 
 
+def import_path(code: str) -> dict[str, str]:
+    """The environment in which Python imports the copy `code` of the checkout."""
+    return {**os.environ, "PYTHONPATH": f"{code}/scripts:{code}"}
+
+
 @contextlib.contextmanager
-def bonobofs(plan: Plan, mountpoint: Path | None = None) -> Iterator[Path]:
+def bonobofs(plan: Plan, mountpoint: Path | None = None, environment: dict[str, str] | None = None) -> Iterator[Path]:
     """Policy and log on, as always; `bonobofs umount` returns when the session is settled."""
     mountpoint = mountpoint or plan.mountpoint
     mountpoint.mkdir(exist_ok=True)
@@ -119,14 +124,20 @@ def bonobofs(plan: Plan, mountpoint: Path | None = None) -> Iterator[Path]:
             stdin=subprocess.DEVNULL,
             stdout=complaints,
             stderr=complaints,
+            env=environment,
         )
         try:
             _await_mount(plan, command, mountpoint)
             yield mountpoint
         finally:
-            subprocess.run([*program, "umount", str(mountpoint)], stdout=complaints, stderr=complaints)
+            umount = [*program, "umount", str(mountpoint)]
+            subprocess.run(umount, stdout=complaints, stderr=complaints, env=environment)
             unmount(mountpoint)
             _end(command)
+
+
+def _compiled(plan: Plan) -> contextlib.AbstractContextManager[Path]:
+    return bonobofs(plan, environment=import_path(plan.compiled))
 
 
 def server_of(mountpoint: Path, plan: Plan) -> int:
@@ -149,6 +160,7 @@ FLOOR: World = _served_by(_floor)
 WORLDS: dict[str, World] = {
     "native": _native,
     "bonobofs": bonobofs,
+    "compiled": _compiled,
     "mergerfs": _served_by(_mergerfs),
     "bindfs": _served_by(_bindfs),
     "mfusepy": _served_by(_mfusepy),
