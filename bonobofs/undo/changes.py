@@ -302,14 +302,14 @@ def ends_by_directory(changes: Sequence[Change]) -> dict[str, list[tuple[int, st
 
 
 def attribute_changes(changes: Sequence[Change], keys: Mapping[str, list[str]]) -> dict[str, list[Change]]:
-    """Return the changes that have set the mode or owner of a file, by the keys of the file (`file_keys`).
+    """Return the changes that have set the mode, owner or time of a file, by the keys of the file (`file_keys`).
 
     Leaves out the changes of undos, and what they have taken back.
     """
     found: dict[str, list[Change]] = {}
     for change in _standing(changes):
         before, after = change.before, change.after
-        if before is not None and after is not None and before[:3] != after[:3]:
+        if before is not None and after is not None and before[:4] != after[:4]:
             for key in keys.get(change.id, ()):
                 found.setdefault(key, []).append(change)
     return found

@@ -264,7 +264,7 @@ def test_the_policy_judges_the_content_that_a_move_brings(own_place: MakePlace, 
     [
         *((kind, "chmod 750", "chmod 700") for kind in ("docs/b", "docs/sub")),
         *((kind, "chown 1:1", "chown 0:0") for kind in ("docs/b", "docs/sub")),
-        ("docs/sub", "touch -d @1000000000", "touch -d @500000000"),
+        *((kind, "touch -d @1000000000", "touch -d @500000000") for kind in ("docs/b", "docs/sub")),
     ],
 )
 def test_an_attribute_that_a_later_turn_set_back_is_a_conflict(
