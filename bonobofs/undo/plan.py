@@ -602,18 +602,12 @@ class _Planner:
                 raise UndoConflict("the time was changed afterwards")
             self._return_time(node, before.mtime, after.mtime)
         elif steps and before.mtime != after.mtime and before.size == after.size:
-            if node.mtime == before.mtime:
-                if self._change.operation == Operation.SET_TIMES and self._is_set_later(node, _mtime):
-                    raise UndoConflict("the time was changed afterwards")
-                return
-            if node.mtime != after.mtime:
+            is_only_time = self._change.operation == Operation.SET_TIMES
+            if node.mtime == after.mtime:
+                node.mtime = before.mtime
+                self._step("times", path, node, mtime=before.mtime)
+            elif node.mtime != before.mtime or (is_only_time and self._is_set_later(node, lambda state: state.mtime)):
                 raise UndoConflict("the time was changed afterwards")
-            node.mtime = before.mtime
-            self._step("times", path, node, mtime=before.mtime)
-
-
-def _mtime(state: FileState) -> int:
-    return state.mtime
 
 
 _INVERSES: Final[dict[Operation, Callable[[_Planner, Change], None]]] = {
