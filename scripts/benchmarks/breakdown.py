@@ -176,15 +176,15 @@ class Replay:
         self.unlink(number, b"f%d\0")
 
     def find(self) -> list[tuple[int, int]]:
-        """List everything below `tree`, as `find` does; return the node and the size of each name."""
-        found = [(self._find(p.ROOT_ID, b"tree"), 0)]
+        """List everything below `tree`, as `find` does; return the node and the size (directories: -1) of each name."""
+        found = [(self._find(p.ROOT_ID, b"tree"), -1)]
         for node, size in found:
-            if size == 0:
+            if size < 0:
                 found += self._list(node)
         return found
 
     def _list(self, directory: int) -> Iterator[tuple[int, int]]:
-        """Yield the node and the size of each name, 0 for a directory."""
+        """Yield the node and the size of each file and directory in a directory."""
         cookie = 0
         while entries := self._request(
             p.Opcode.READDIRPLUS, directory, p.READ_IN.pack(0, cookie, LISTED_BYTES, *bytes(4))
@@ -196,13 +196,13 @@ class Replay:
                 _, cookie, length, kind = p.DIRENT.unpack_from(entries, mode_at + p.ATTR.size)
                 at += (p.ENTRY_OUT.size + p.ATTR.size + p.DIRENT.size + length + 7) & ~7
                 if node and kind in (stat.S_IFDIR >> 12, stat.S_IFREG >> 12):
-                    yield node, 0 if kind == stat.S_IFDIR >> 12 else attr[1]
+                    yield node, -1 if kind == stat.S_IFDIR >> 12 else attr[1]
 
     def grep(self) -> list[tuple[int, int]]:
         """Read each file below `tree` once."""
         found = self.find()
         for node, size in found:
-            if size:
+            if size > 0:
                 self._request(p.Opcode.READ, node, p.READ_IN.pack(0, 0, -(-size // 4096) * 4096, *bytes(4)))
         return found
 

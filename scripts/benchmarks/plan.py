@@ -34,7 +34,7 @@ class Plan:
     loopback_python: str
     """Interpreter that has mfusepy; empty where that world is not asked for."""
     compiled: str = ""
-    """Copy of the checkout with the compiled build; empty where that world is not asked for."""
+    """Copy of the checkout with the compiled build; empty if no row needs it."""
 
     def count(self, full: int) -> int:
         return max(1, int(full * self.scale))
