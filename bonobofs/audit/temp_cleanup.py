@@ -31,7 +31,7 @@ _LOOKED_AT: Final = 64
 
 
 _SESSIONS: Final = 8
-"""Number of ended sessions of a source whose names are sought again: a removal may have failed."""
+"""Number of ended sessions of a source whose trails are searched again: a removal may have failed."""
 
 
 class Stray(NamedTuple):
