@@ -15,7 +15,12 @@ random.seed(11)
 def interrupt(*_):
     raise KeyboardInterrupt
 
+def interrupt_again(_):
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+
 signal.signal(signal.SIGALRM, interrupt)
+# Python drops an exception that the handler raises inside the callback of a weak reference.
+sys.unraisablehook = interrupt_again
 interrupted = 0
 with open_session(root, agent="alice") as session:
     files, tools = FileGuard(session), FileTools(session)
