@@ -30,7 +30,7 @@ from bonobofs.system import syscalls
 from bonobofs.undo.images import EMPTY, Image, Images
 from bonobofs.undo.plan import SourceRefs
 from bonobofs.undo.preimages import xattrs_of
-from bonobofs.undo.steps import FailedSteps, FileFacts, UndoStep, judged_changes
+from bonobofs.undo.steps import FailedSteps, FileFacts, UndoStep, expectation, judged_changes
 
 CALLER: Final = Caller("undo")
 _INODE_NOTE: Final = re.compile(rb"(?<![^ ])(\d+) ")
@@ -148,7 +148,8 @@ class Execution:
         st = self._stat(step.path)
         if st is not None and step.do == "put" and st.st_nlink > 1 and journal.begun == st.st_ino:
             return
-        if step.expected is not None and (st is None or [st.st_size, st.st_mtime_ns] != step.expected):
+        found = None if st is None else expectation(st.st_mode, st.st_size, st.st_mtime_ns)
+        if step.expected not in (None, found):
             raise OSError(errno.ESTALE, "the file was changed while it was taken back")
         if st is not None and step.do in ("put", "exchange"):
             journal.note_inode(st.st_ino)
@@ -325,7 +326,11 @@ class Execution:
     def _set_mode(self, step: UndoStep) -> None:
         mode = step.arguments["mode"]
         with self._change(step, {"mode": f"{mode:04o}"}) as (directory, name):
-            os.chmod(_of(directory, name), mode)
+            opened = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            try:
+                os.chmod(f"/proc/self/fd/{opened}", mode)  # fails for a symlink; chmod of the name would follow it
+            finally:
+                os.close(opened)
 
     def _set_owner(self, step: UndoStep) -> None:
         uid, gid = step.arguments["uid"], step.arguments["gid"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from bonobofs.policy.decision import Denied, Refused
 from bonobofs.policy.request import EXISTS, Kind
 from bonobofs.undo.changes import FileState, Restoration
 from bonobofs.undo.images import Image, Images
-from bonobofs.undo.steps import FileFacts, UndoStep, head_of, judged_changes, read_head
+from bonobofs.undo.steps import FileFacts, UndoStep, expectation, head_of, judged_changes, read_head
 from bonobofs.undo.tree import FileNode, SourceTree
 
 Judge = Callable[[Sequence[RelatedChange]], Mapping[int, Denied]]
@@ -67,8 +68,8 @@ class Replay:
             return  # another program has removed it
         other = tree.find(arguments["to"]) if step.do == "exchange" else None
         step.files = [self._numbers.setdefault(each, len(self._numbers)) for each in (node, other) if each is not None]
-        if node.kind is Kind.FILE and step.do != "link" and not arguments.get("new"):
-            step.expected = [node.size, node.mtime]
+        if step.do not in ("link", "symlink", "mkdir") and not arguments.get("new"):
+            step.expected = expectation(node.mode, node.size, node.mtime)
         if step.do == "put":
             node.size, node.mtime = arguments["size"], arguments["mtime"]
             node.mode = stat.S_IFREG | arguments["mode"]
@@ -89,7 +90,7 @@ class Replay:
     def _new(self, step: UndoStep) -> FileNode:
         arguments = step.arguments
         mode = _TYPES[step.do] | stat.S_IMODE(arguments["mode"])
-        size = arguments.get("size", 0)
+        size = arguments.get("size", len(os.fsencode(arguments.get("target", ""))))
         node = FileNode(FileState(mode, arguments["uid"], arguments["gid"], arguments["mtime"], size, 0, 1, 0))
         node.target = arguments.get("target", "")
         return node

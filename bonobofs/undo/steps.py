@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ class UndoStep:
     """Name of the change that it takes back."""
     arguments: dict[str, Any] = field(default_factory=dict)
     expected: list[int] | None = None
-    """Size and time of modification of the file at the path before the step; None: not compared."""
+    """`expectation` of the file at the path before the step; None: not compared."""
     files: list[int] = field(default_factory=list)
     """Numbers of the files that it changes. All steps of one file have its number."""
 
@@ -54,6 +55,11 @@ class UndoStep:
         if self.do not in CHANGING_NAMES:
             return set()
         return {path.rpartition("/")[0] for path in (self.path, self.arguments.get("to", self.path))}
+
+
+def expectation(mode: int, size: int, mtime: int) -> list[int]:
+    """Return what a step expects of a file: its type (S_IFMT), and of a file or symlink the size and the time."""
+    return [stat.S_IFMT(mode), *((size, mtime) if stat.S_ISREG(mode) or stat.S_ISLNK(mode) else ())]
 
 
 class FailedSteps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import tomllib
@@ -239,6 +240,41 @@ def test_a_directory_that_became_a_symlink_fails_its_steps_only(
     assert [failure["path"] for failure in result["failures"]] == ["docs/sub/a"]
     assert (source / "docs/b").read_text() == "b\n"
     assert undo(place, path="nothing")["completed"] == 0
+
+
+@pytest.mark.parametrize("name", ["docs/sub", "docs/b"])
+def test_no_step_follows_a_symlink_that_replaced_its_file(own_place: MakePlace, tmp_path: Path, name: str) -> None:
+    """An agent may replace a file by a symlink between the plan and the step. Size and time of both may be equal."""
+    source = _make_source(tmp_path)
+    (outside := tmp_path / "outside").mkdir(mode=0o700)
+    (source / "docs/b").write_bytes(bytes(len(str(outside))))
+    place = own_place(policy=AGENT_ALL)
+    (place.path / name).chmod(0o640)
+    (place.path / "bin/new").touch()
+    place.umount()
+    _killed_undo(place, agent="alice")
+    time = (source / name).stat().st_mtime_ns
+    (source / name).rename(source / "moved")
+    (source / name).symlink_to(outside)
+    os.utime(source / name, ns=(time, time), follow_symlinks=False)
+    result = undo(place, path="nothing")
+    assert [failure["path"] for failure in result["failures"]] == [name]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (outside, source / "moved")] == [0o700, 0o640]
+    assert not (source / "bin/new").exists()
+
+
+def test_a_file_that_replaced_a_symlink_is_not_removed(own_place: MakePlace, tmp_path: Path) -> None:
+    """The agent created the symlink, and the user replaced it after the plan was made."""
+    source = _make_source(tmp_path)
+    place = own_place(policy=AGENT_ALL)
+    (place.path / "bin/link").symlink_to("../docs/b")
+    place.umount()
+    _killed_undo(place, agent="alice")
+    (source / "bin/link").unlink()
+    (source / "bin/link").write_text("work of the user\n")
+    result = undo(place, path="nothing")
+    assert [failure["path"] for failure in result["failures"]] == ["bin/link"]
+    assert (source / "bin/link").read_text() == "work of the user\n"
 
 
 def test_the_policy_judges_the_content_that_a_move_brings(own_place: MakePlace, tmp_path: Path) -> None:
