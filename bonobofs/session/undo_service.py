@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Unpack
 from bonobofs.audit.entry import TAKEN_BACK, UNDO
 from bonobofs.audit.reader import since as moment_of
 from bonobofs.audit.writer import Trail, TrailIdentity
-from bonobofs.enforcement.authorizer import Admission, Authorizer, ChangeRecord, RelatedChange
+from bonobofs.enforcement.authorizer import Admission, Authorizer, Caller, ChangeRecord, RelatedChange
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import StateError, UsageError, reason
-from bonobofs.policy.decision import Denied, Permit
+from bonobofs.policy.decision import Denied, Permit, Refused
 from bonobofs.policy.engine import compile_policy, decide_in_source
 from bonobofs.policy.request import NO_FACTS, Context, Principal, Request
 from bonobofs.session.change_history import change_document, images_of, session_named, sessions_of
@@ -78,6 +78,16 @@ class LimitedAuthorizer:
         """As `Authorizer.decide`."""
         return decide_in_source(self._policy, self._agent, request, context)
 
+    def decide_each(self, questions: list[tuple[Request, Context]], *, in_source: bool) -> dict[int, Denied]:
+        """As `AgentAuthorizer.decide_each`. The files are in the source."""
+        assert in_source
+        decisions = {number: self.decide(*question) for number, question in enumerate(questions)}
+        return {number: decision for number, decision in decisions.items() if isinstance(decision, Denied)}
+
+    def deny(self, denied: Denied, caller: Caller) -> Refused:
+        """As `Authorizer.deny`."""
+        return self._authorizer.deny(denied, caller)
+
     def authorize(
         self, request: Request, context: Context = NO_FACTS, *related: RelatedChange, **record: Unpack[ChangeRecord]
     ) -> Admission:
@@ -85,7 +95,7 @@ class LimitedAuthorizer:
         for each in (RelatedChange(request, context), *related):
             decision = self.decide(each.request, each.context)
             if isinstance(decision, Denied):
-                raise self._authorizer.deny(decision, CALLER)
+                raise self.deny(decision, CALLER)
         return self._authorizer.authorize(request, context, *related, **record)
 
 
@@ -185,7 +195,7 @@ def _choose(changes: Sequence[Change], selected: Selection) -> tuple[list[Change
     return left, [change for change in chosen if change.id in before and UNDO not in change.details]
 
 
-def _judge(authorizer: AgentAuthorizer | None) -> Judge | None:
+def _judge(authorizer: AgentAuthorizer | LimitedAuthorizer | None) -> Judge | None:
     if authorizer is None:
         return None
     return lambda changes: authorizer.decide_each([(each.request, each.context) for each in changes], in_source=True)
@@ -251,7 +261,7 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
             limited: StepAuthorizer = authorizer
             if agent is None and "policy" in about:
                 limited = LimitedAuthorizer(authorizer, about["principal"], about["policy"])
-            failures += _make(limited, undoer.record, images, journal, about, refs)
+            failures += _make(limited, undoer, images, journal, about, refs)
         changes = changes_of_source(home, source)
         completed = {name for _, about in journals for name, *_ in about["changes"]}
         new, before = _choose([change for change in changes if change.id not in completed], selected)
@@ -264,7 +274,7 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
                 about |= {"agent": agent.agent.id, "principal": agent.agent, "policy": agent.plain_policy}
             name = f"{undoer.session}-{secrets.token_hex(4)}"
             journal = UndoJournal.begin(home / "undo", name, planned.steps, about)
-            failures += _make(authorizer, undoer.record, images, journal, about, refs)
+            failures += _make(authorizer, undoer, images, journal, about, refs)
     taken_back = [*planned.taken_back, *(change for change in reversed(changes) if change.id in completed)]
     steps = [*(step for journal, _ in journals for step in journal.steps), *planned.steps]
     return UndoResult(Plan(steps, taken_back, planned.refusals), failures, len(journals), before, undoer.session)
@@ -278,20 +288,21 @@ def _undoing(home: Path) -> contextlib.AbstractContextManager[int]:
 
 def _make(
     authorizer: StepAuthorizer,
-    record: Callable[[str, dict[str, Any]], object],
+    undoer: Undoer,
     images: Images,
     journal: UndoJournal,
     about: dict[str, Any],
     refs: RefsOfSource,
 ) -> list[Failure]:
     """Make the steps of a journal, and record what it has taken back. StateError."""
-    execution = Execution(refs.source, authorizer, images, refs, is_judged=bool(about.get("agent")))
+    judge = _judge(authorizer if isinstance(authorizer, LimitedAuthorizer) else undoer.agent)
+    execution = Execution(refs.source, authorizer, images, refs, judge=judge)
     try:
         with journal.progress():
             failures = execution.make(journal)
             names = [name for name, *_ in _completed(about["changes"], failures)]
             for start in range(0, len(names), _MOST_NAMES):
-                record(TAKEN_BACK, {"changes": names[start : start + _MOST_NAMES]})
+                undoer.record(TAKEN_BACK, {"changes": names[start : start + _MOST_NAMES]})
             return failures
     except OSError as error:  # such as a full disk
         raise StateError(f"the undo stopped: {reason(error)}; after a remedy, the next undo completes it") from error

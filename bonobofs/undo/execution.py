@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -23,14 +24,15 @@ from bonobofs.audit.entry import BY, NEW_VALUE, OLD_VALUE, TOUCHES, UNDO
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.enforcement.authorizer import Admission, Caller, ChangeRecord, RelatedChange
 from bonobofs.errors import StateError, reason
-from bonobofs.policy.decision import Denied, Permit
+from bonobofs.policy.decision import Denied, Permit, Refused
 from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Request, kind_of
 from bonobofs.state.home import write_text
 from bonobofs.system import syscalls
 from bonobofs.undo.images import EMPTY, Image, Images
 from bonobofs.undo.plan import SourceRefs
 from bonobofs.undo.preimages import xattrs_of
-from bonobofs.undo.steps import FailedSteps, FileFacts, UndoStep, expectation, judged_changes
+from bonobofs.undo.step_replay import Judge
+from bonobofs.undo.steps import FailedSteps, FileFacts, UndoStep, arrived_changes, expectation, judged_changes
 
 CALLER: Final = Caller("undo")
 _INODE_NOTE: Final = re.compile(rb"(?<![^ ])(\d+) ")
@@ -41,6 +43,8 @@ _LONGEST_VALUE: Final = 1 << 16
 _SENT: Final = 0x7FFFF000
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _KEEP_TIME: Final = -1
+_BRINGING: Final = ("rename", "exchange", "link")
+"""Steps that give a file of the source another path."""
 _AFTER_FAILURE: Final = "an earlier step of its files was not made"
 
 
@@ -64,16 +68,19 @@ class StepAuthorizer(Protocol):
     ) -> Admission:
         """As `Authorizer.authorize`."""
 
+    def deny(self, denied: Denied, caller: Caller) -> Refused:
+        """As `Authorizer.deny`."""
+
 
 class Execution:
     """Makes steps in a source for one principal."""
 
     def __init__(
-        self, source: Path, authorizer: StepAuthorizer, images: Images, refs: SourceRefs, *, is_judged: bool
+        self, source: Path, authorizer: StepAuthorizer, images: Images, refs: SourceRefs, *, judge: Judge | None
     ) -> None:
-        """`source`: the path by which to open it. `is_judged`: the policy judges each file of a moved directory."""
+        """`source`: the path by which to open it. `judge`: the policy of an agent; None: the operator's undo."""
         self._authorizer: Final = authorizer
-        self._is_judged: Final = is_judged
+        self._judge: Final = judge
         self._images: Final = images
         self._root: Final = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._dir_times: Final[dict[int, int]] = {}
@@ -125,6 +132,8 @@ class Execution:
                 elif not self._is_made(step, journal):
                     self._prepare(step, journal)
                     self._make_and_track(step, journal)
+                elif step.do in _BRINGING:
+                    self._check_arrival(step)
             except OSError as error:
                 if error.errno in _FULL:
                     raise
@@ -206,7 +215,7 @@ class Execution:
             if kind is Kind.SYMLINK:
                 target = os.readlink(os.fsdecode(name), dir_fd=directory)
                 return FileFacts(kind, context._replace(target=target))
-            if kind not in (Kind.FILE, Kind.DIRECTORY) or not self._is_judged:
+            if kind not in (Kind.FILE, Kind.DIRECTORY) or self._judge is None:
                 return FileFacts(kind, context)
             with _opened(directory, name) as fd:
                 if kind is Kind.DIRECTORY:
@@ -308,11 +317,44 @@ class Execution:
         flags = syscalls.RENAME_EXCHANGE if is_exchange else syscalls.RENAME_NOREPLACE
         with self._directory(to) as (target, new), self._change(step, details) as (directory, name):
             syscalls.renameat2(directory, name, target, new, flags)
+            self._check_arrival(step)
+
+    def _check_arrival(self, step: UndoStep) -> None:
+        """Judge again what a step has brought to a path, and reverse the step if the policy refuses it. OSError.
+
+        The agent may have changed the files after the first judgement. Since the step, the mount judges their changes
+        by the new path.
+        """
+        if self._judge is None:
+            return
+        try:
+            denied = next(iter(self._judge(arrived_changes(step, self)).values()), None)
+            if denied is not None:
+                raise self._authorizer.deny(denied, CALLER)
+        except OSError:
+            self._reverse(step)
+            raise
+
+    def _reverse(self, step: UndoStep) -> None:
+        with self._directory(step.path) as (directory, name):
+            if step.do == "link":
+                os.unlink(name, dir_fd=directory)
+                return
+            with self._directory(step.arguments["to"]) as (target, new):
+                if step.do == "exchange":
+                    syscalls.renameat2(target, new, directory, name, syscalls.RENAME_EXCHANGE)
+                    return
+                try:
+                    syscalls.renameat2(target, new, directory, name, syscalls.RENAME_NOREPLACE)
+                except FileExistsError:  # the agent has taken the name; it cannot foresee this one
+                    other = b"%s.%s" % (name[:200], secrets.token_hex(8).encode())
+                    syscalls.renameat2(target, new, directory, other, syscalls.RENAME_NOREPLACE)
 
     def _link(self, step: UndoStep) -> None:
         of = step.arguments["of"]
         with self._directory(of) as (source, old), self._change(step, {"from": of}) as (directory, name):
             os.link(old, name, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
+            self._check_arrival(step)
 
     def _symlink(self, step: UndoStep) -> None:
         target, mtime = step.arguments["target"], step.arguments["mtime"]

@@ -163,6 +163,15 @@ def judged_changes(step: UndoStep, files: StepFiles, images: Images) -> list[Rel
     return [RelatedChange(_request(operation, step.path, kind), context)]
 
 
+def arrived_changes(step: UndoStep, files: StepFiles) -> list[RelatedChange]:
+    """Return what the policy judges of the files that a rename, exchange or link has brought to a path. OSError."""
+    if step.do == "link":
+        facts = files.facts_of(step.path)
+        return [RelatedChange(_request(Operation.LINK, step.path, facts.kind), facts.context)]
+    paths = [step.arguments["to"], *([step.path] if step.do == "exchange" else [])]
+    return [change for path in paths for change in _arrivals(files, path, path)]
+
+
 _LEAVES: Final = Context(leaves=True)
 _OPERATIONS: Final = {
     "remove": Operation.DELETE_FILE,

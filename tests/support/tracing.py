@@ -12,9 +12,9 @@ from tests.support.world import World
 
 
 @contextmanager
-def traced(place: World, log: Path, *options: str) -> Iterator[None]:
-    """Trace the threads of a mount's server by strace."""
-    pid = place.session.pid
+def traced(place: World, log: Path, *options: str, process: int | None = None) -> Iterator[None]:
+    """Trace the threads of a mount's server by strace, or those of another process."""
+    pid = process or place.session.pid
     command = ["strace", "-f", "-qq", "-s", "0", "-o", str(log), *options, "-p", str(pid)]
     with subprocess.Popen(command) as tracer:
         tasks = Path(f"/proc/{pid}/task")
