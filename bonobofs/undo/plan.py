@@ -209,6 +209,8 @@ class _Planner:
                 self._take_back(change)
             except UndoConflict as conflict:
                 self._refuse(change, str(conflict))
+            except OSError as error:  # such as a path that is longer than a system call takes
+                self._refuse(change, f"the source cannot be read: {error.strerror}")
         self._set_dir_times()
         self.steps[:] = [step for step in self.steps if step.do]
         missing = {step.change for step in self.steps if step.arguments.get("image") == list(MISSING)}

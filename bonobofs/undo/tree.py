@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -139,21 +140,18 @@ class SourceTree:
             found += [(name, child) for name, child in below if child.is_dir]
 
     def path_of(self, state: FileState) -> str | None:
-        """Return a path of the file of a recorded state; None: there is none."""
-        return self._search(self._root, "", state)
-
-    def _search(self, top: FileNode, above: str, state: FileState) -> str | None:
-        for name in sorted(self.names(top)):
-            path = _join(above, name)
-            if path == ".git":
-                continue
-            child = self.find(path)
-            if child is not None and child.is_file_of(state):
-                return path
-            if child is not None and child.is_dir:
-                found = self._search(child, path, state)
-                if found is not None:
-                    return found
+        """Return a path of the file of a recorded state; None: there is none. Leaves out what cannot be read."""
+        pending = [("", self._root)]  # no recursion: an agent chooses the depth
+        while pending:
+            above, top = pending.pop()
+            with suppress(OSError):
+                for name in sorted(self.names(top)):
+                    path = _join(above, name)
+                    child = self.find(path) if path != ".git" else None
+                    if child is not None and child.is_file_of(state):
+                        return path
+                    if child is not None and child.is_dir:
+                        pending.append((path, child))
         return None
 
     def _read(self, path: str) -> FileNode | None:

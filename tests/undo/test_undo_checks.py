@@ -230,6 +230,36 @@ def test_a_file_that_changed_after_the_kill_is_not_removed_under_another_path(
     assert (source / "docs/sub/new").read_text() == "work of the user\n"
 
 
+@pytest.mark.parametrize(("name", "levels", "stays"), [("n" * 200, 25, True), ("n", 1200, False)])
+def test_a_deep_directory_leaves_the_undo_of_other_files(
+    own_place: MakePlace, tmp_path: Path, name: str, levels: int, *, stays: bool
+) -> None:
+    """The longer path is longer than a system call takes: its changes are conflicts. The search for the other name of
+    a linked file passes both directories."""
+    source = _make_source(tmp_path)
+    os.link(source / "docs/b", source / "z")
+    place = own_place(policy=AGENT_ALL)
+
+    def make_deep() -> None:
+        os.chdir(place.path / "docs")
+        for _ in range(levels):
+            os.mkdir(name)
+            os.chdir(name)
+
+    run_in_child(make_deep)
+    (place.path / "docs/b").unlink()
+    (place.path / "docs/sub/a").write_text("two\n")
+    result = undo(place, agent="alice")
+    assert result["failures"] == []
+    reasons = {each["reason"] for each in result["conflicts"]}
+    assert reasons == (
+        {"the source cannot be read: File name too long", "the directory has other files"} if stays else set()
+    )
+    assert (source / "docs/b").samefile(source / "z")
+    assert (source / "docs/sub/a").read_text() == "text\n"
+    assert (source / "docs" / name).exists() == stays
+
+
 @pytest.mark.parametrize("target", ["..", "missing"])
 def test_a_directory_that_became_a_symlink_fails_its_steps_only(
     own_place: MakePlace, tmp_path: Path, target: str
