@@ -111,12 +111,13 @@ class Images:
                     del self._listings[directory]
         return None
 
-    def has(self, image: Image) -> bool:
-        """Return whether an image is kept, and has its hash."""
+    def has(self, image: Image, size: int = 0) -> bool:
+        """Return whether an image is kept, has its hash, and has at least `size` bytes. OSError."""
         content = self.open(image)
-        if content is not None:
-            content.close()
-        return content is not None
+        if content is None:
+            return False
+        with content:
+            return os.fstat(content.fileno()).st_size >= size
 
     def hash_of(self, image: Image) -> str:
         """Return the hash of an image; "" if it is unknown."""

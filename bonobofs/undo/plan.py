@@ -535,7 +535,7 @@ class _Planner:
     def _write(self, change: Change, path: str, node: FileNode, *, is_new: bool = False) -> None:
         """Give a file its old content. Of several contents of an existing file only the oldest is written."""
         image = Image(change.entry.session, change.entry.seq)
-        if change.not_kept or not self._images.has(image):
+        if change.not_kept or not self._images.has(image, node.size):
             image = MISSING if node.size or change.not_kept else EMPTY
         pending = self._contents.get(node)
         in_place = not is_new and change.before is not None and change.after is not None

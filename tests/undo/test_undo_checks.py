@@ -22,7 +22,7 @@ from bonobofs.undo.execution import UndoJournal
 from bonobofs.undo.steps import UndoStep
 from tests.support.commands import bonobofs, environment
 from tests.support.mount_fixtures import MakePlace, Place
-from tests.support.observe import companion_of
+from tests.support.observe import companion_of, stopped
 from tests.support.source_state import AGENT_ALL, AGENT_RULES, state_of, undo, without_directory_times
 from tests.support.tracing import traced
 from tests.support.users import run_in_child
@@ -48,6 +48,11 @@ def _call(place: Place, tool: str, **arguments: object) -> dict[str, Any]:
     guard = inside_directory(place.home, place.session.session)
     answer: dict[str, Any] = place.does(lambda: call(guard, tool, **arguments))
     return answer
+
+
+def _images(place: Place) -> list[Path]:
+    """Return the kept contents of the session that are not in a pack."""
+    return [each for each in (place.home / "undo" / place.session.session).iterdir() if each.name.isdecimal()]
 
 
 def _script(path: Path) -> None:
@@ -258,6 +263,25 @@ def test_a_deep_directory_leaves_the_undo_of_other_files(
     assert (source / "docs/b").samefile(source / "z")
     assert (source / "docs/sub/a").read_text() == "text\n"
     assert (source / "docs" / name).exists() == stays
+
+
+def test_a_kept_content_that_a_power_loss_cut_is_a_conflict(own_place: MakePlace, tmp_path: Path) -> None:
+    """No step is made: the replacement of a file would be removed first, and then the file could not be restored."""
+    source = _make_source(tmp_path)
+    place = own_place(policy=AGENT_ALL)
+    with stopped(companion_of(place.pid)):  # it hashes nothing
+        (place.path / "docs/b").unlink()
+        (place.path / "bin/new").write_text("new\n")
+        (place.path / "bin/new").rename(place.path / "docs/sub/a")
+        for number, size in enumerate((5, 2)):
+            (image,) = [each for each in _images(place) if each.stat().st_size == size]
+            os.truncate(image, number)
+    place.umount()
+    before = state_of(source)
+    result = undo(place, agent="alice")
+    assert (result["failures"], result["steps"]) == ([], [])
+    assert {each["path"] for each in result["conflicts"]} == {"docs/b", "bin/new"}
+    assert state_of(source) == before
 
 
 @pytest.mark.parametrize("target", ["..", "missing"])
