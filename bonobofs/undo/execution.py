@@ -132,8 +132,9 @@ class Execution:
                 elif not self._is_made(step, journal):
                     self._prepare(step, journal)
                     self._make_and_track(step, journal)
-                elif step.do in _BRINGING:
+                else:
                     self._check_arrival(step)
+                    self._note_dir_times(step, journal, is_complete=True)
             except OSError as error:
                 if error.errno in _FULL:
                     raise
@@ -325,7 +326,7 @@ class Execution:
         The agent may have changed the files after the first judgement. Since the step, the mount judges their changes
         by the new path.
         """
-        if self._judge is None:
+        if self._judge is None or step.do not in _BRINGING:
             return
         try:
             denied = next(iter(self._judge(arrived_changes(step, self)).values()), None)

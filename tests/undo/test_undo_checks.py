@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -282,6 +283,33 @@ def test_a_kept_content_that_a_power_loss_cut_is_a_conflict(own_place: MakePlace
     assert (result["failures"], result["steps"]) == ([], [])
     assert {each["path"] for each in result["conflicts"]} == {"docs/b", "bin/new"}
     assert state_of(source) == before
+
+
+def test_a_directory_gets_its_time_back_after_two_kills(own_place: MakePlace, tmp_path: Path) -> None:
+    """The first kill came between the second removal and its note, the second one before the time was set."""
+    source = _make_source(tmp_path)
+    time = (source / "docs").stat().st_mtime_ns
+    place = own_place(policy=AGENT_ALL)
+    for name in ("a", "b"):
+        (place.path / "docs" / f"new-{name}").touch()
+    place.umount()
+    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source)]
+    kill = ("-e", "trace=utimensat", "-e", "inject=utimensat:signal=KILL", "-P", str(source))
+    for resumed in (False, True):
+        killed = subprocess.run(
+            ["strace", "-f", "-qq", "-o", "/dev/null", *kill, *program],
+            cwd="/", env=environment(), capture_output=True, check=False,
+        )  # fmt: skip
+        assert killed.returncode == -signal.SIGKILL
+        (done,) = (place.home / "undo").glob("*.done")
+        first, *notes = done.read_bytes().split(b".")
+        assert len(notes) == 2
+        if not resumed:
+            assert b"@" in notes[0]
+            done.write_bytes(first + b".")
+    assert undo(place, path="nothing")["failures"] == []
+    assert not list((source / "docs").glob("new-*"))
+    assert (source / "docs").stat().st_mtime_ns == time
 
 
 @pytest.mark.parametrize("target", ["..", "missing"])
