@@ -85,6 +85,8 @@ class Execution:
         self._root: Final = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._dir_times: Final[dict[int, int]] = {}
         """Time of each directory after the last step in it, by inode number; _KEEP_TIME: another change of it stays."""
+        self._expected: list[int] | None = None
+        """What the present step expects at its path (`UndoStep.expected`)."""
         self._may_exist = False
         """Whether the killed undo may have created the file of the present step, without its state."""
         self._make: Final[dict[str, Callable[[UndoStep], None]]] = {
@@ -156,13 +158,17 @@ class Execution:
     def _prepare(self, step: UndoStep, journal: UndoJournal) -> None:
         """Note the inode at the path. ESTALE: the file is neither as it was for the plan nor half written by it."""
         st = self._stat(step.path)
-        if st is not None and step.do == "put" and st.st_nlink > 1 and journal.begun == st.st_ino:
-            return
-        found = None if st is None else expectation(st.st_mode, st.st_size, st.st_mtime_ns)
-        if step.expected not in (None, found):
-            raise OSError(errno.ESTALE, "the file was changed while it was taken back")
-        if st is not None and step.do in ("put", "exchange"):
+        is_half_written = st is not None and step.do == "put" and st.st_nlink > 1 and journal.begun == st.st_ino
+        self._expected = None if is_half_written else step.expected
+        self._check_expected(st)
+        if st is not None and step.do in ("put", "exchange") and not is_half_written:
             journal.note_inode(st.st_ino)
+
+    def _check_expected(self, st: os.stat_result | None) -> None:
+        """Compare a file with what the present step expects at its path. ESTALE: it is another one."""
+        found = None if st is None else expectation(st.st_mode, st.st_size, st.st_mtime_ns)
+        if self._expected not in (None, found):
+            raise OSError(errno.ESTALE, "the file was changed while it was taken back")
 
     def _is_made(self, step: UndoStep, journal: UndoJournal) -> bool:
         """Return whether the killed undo made a step without its dot."""
@@ -201,12 +207,14 @@ class Execution:
 
     @contextmanager
     def _change(self, step: UndoStep, details: dict[str, Any] | None = None) -> Iterator[tuple[int, bytes]]:
-        """Authorize the change of a step; its open directory and the name."""
+        """Authorize the change of a step; its open directory and the name. ESTALE: the file is not as in the plan."""
         record = {UNDO: step.change, **(details or {})}
         first, *related = judged_changes(step, self, self._images)
         admission = self._authorizer.authorize(first.request, first.context, *related, caller=CALLER, details=record)
-        with admission, self._directory(step.path) as opened:
-            yield opened
+        with admission, self._directory(step.path) as (directory, name):
+            if self._expected is not None:  # another directory may have the path meanwhile
+                self._check_expected(os.stat(name, dir_fd=directory, follow_symlinks=False))
+            yield directory, name
 
     def facts_of(self, path: str) -> FileFacts:
         """As `StepFiles.facts_of`."""

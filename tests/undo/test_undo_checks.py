@@ -19,6 +19,7 @@ import pytest
 from bonobofs.ipc.client import call
 from bonobofs.policy.document import PolicyDocument
 from bonobofs.state.home import inside_directory
+from bonobofs.system import syscalls
 from bonobofs.undo.execution import UndoJournal
 from bonobofs.undo.steps import UndoStep
 from tests.support.commands import bonobofs, environment
@@ -312,6 +313,32 @@ def test_a_directory_gets_its_time_back_after_two_kills(own_place: MakePlace, tm
     assert (source / "docs").stat().st_mtime_ns == time
 
 
+@pytest.mark.root
+def test_a_directory_that_takes_the_path_during_a_step_stays(own_place: MakePlace, tmp_path: Path) -> None:
+    """The user exchanges two directories after the undo has found its file, and before it writes."""
+    source = _make_source(tmp_path)
+    (source / "bin/a").write_text("work of the user\n")
+    place = own_place(policy=AGENT_ALL)
+    (place.path / "docs/sub/a").write_text("two\n")
+    place.umount()
+    ends = -100, os.fsencode(source / "docs/sub"), -100, os.fsencode(source / "bin")
+    delay = ("-e", "trace=linkat", "-e", "inject=linkat:delay_enter=2000000", "-P", str(source / "docs/sub"))
+    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
+    command = ["strace", "-qq", "-o", "/dev/null", *delay, *program]
+    with subprocess.Popen(command, cwd="/", env=environment(), stdout=subprocess.PIPE) as tracer:
+        children = Path(f"/proc/{tracer.pid}/task/{tracer.pid}/children")
+        until(
+            lambda: any(_is_in_call(int(child), _LINKAT) for child in children.read_text().split()),
+            "the undo keeps the content that it replaces",
+        )
+        syscalls.renameat2(*ends, syscalls.RENAME_EXCHANGE)
+        result = json.loads(tracer.communicate()[0])
+    assert [(each["path"], each["reason"]) for each in result["failures"]] == [
+        ("docs/sub/a", "the file was changed while it was taken back")
+    ]
+    assert ((source / "docs/sub/a").read_text(), (source / "bin/a").read_text()) == ("work of the user\n", "two\n")
+
+
 @pytest.mark.parametrize("target", ["..", "missing"])
 def test_a_directory_that_became_a_symlink_fails_its_steps_only(
     own_place: MakePlace, tmp_path: Path, target: str
@@ -366,10 +393,13 @@ def test_a_file_that_replaced_a_symlink_is_not_removed(own_place: MakePlace, tmp
     assert (source / "bin/link").read_text() == "work of the user\n"
 
 
-def _is_in_renameat2(pid: int) -> bool:
-    """Return whether a thread of a process is in the system call (316 on x86-64, 276 elsewhere)."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return any((task / "syscall").read_text().startswith(("316 ", "276 ")) for task in tasks)
+_RENAMEAT2 = "316 ", "276 "
+"""The system call in /proc/PID/syscall: on x86-64, and elsewhere."""
+_LINKAT = "265 ", "37 "
+
+
+def _is_in_call(pid: int, call: tuple[str, str]) -> bool:
+    return any((task / "syscall").read_text().startswith(call) for task in Path(f"/proc/{pid}/task").iterdir())
 
 
 @pytest.mark.root
@@ -390,7 +420,7 @@ def test_a_file_that_the_agent_changes_during_the_move_stays(
     delay = ("-e", "trace=renameat2", "-e", "inject=renameat2:delay_enter=2000000:delay_exit=2000000:when=1")
     with traced(place, tmp_path / "log", *delay, process=companion), ThreadPoolExecutor() as pool:
         taken_back = pool.submit(_call, place, "undo", turn="move")
-        until(lambda: _is_in_renameat2(companion), "the policy has judged the move back")
+        until(lambda: _is_in_call(companion, _RENAMEAT2), "the policy has judged the move back")
         (place.path / "bin/sub/a").write_text(_SCRIPT)
         if takes_name:
             until((source / "docs/sub").exists, "the directory has moved")
