@@ -140,7 +140,8 @@ class IntegrityCheck:
     def revert(self, kept: Path | None = None) -> bool:
         """Restore the state before; True if every path is as it was. Else `revert_error` says why.
 
-        `kept` is a directory that gets the files that are removed or replaced. Contents come from the capture, else
+        `kept` is a new directory that gets the files that are removed or replaced. If it exists, another one beside it
+        gets them. Contents come from the capture, else
         from the pre-images that mounts keep for `undo`, else from the objects of the git repository.
         """
         self.has_changes()
@@ -307,6 +308,8 @@ class _TreeReverter:
         self._top: Final = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._content: Final = content
         self._kept: Final = kept
+        self._place: Path | None = None
+        """The new directory for the files that are removed or replaced."""
 
     def __enter__(self) -> Self:
         return self
@@ -400,7 +403,9 @@ class _TreeReverter:
         """Copy a file that is about to be removed or replaced."""
         if self._kept is None or change.after is None or change.after.kind != "file" or change.after.problem:
             return
-        place = self._kept / change.path
+        if self._place is None:
+            self._place = _new_directory(self._kept)
+        place = self._place / change.path
         place.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         with (
@@ -409,6 +414,17 @@ class _TreeReverter:
             os.fdopen(os.open(place, _WRITTEN, 0o600), "wb") as copy,
         ):
             shutil.copyfileobj(source, copy)
+
+
+def _new_directory(path: Path) -> Path:
+    """Create a directory, with a further name if the path exists: the agent may have put symlinks there. OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+        return path
+    path = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
+    path.mkdir(mode=0o700)
+    return path
 
 
 @contextmanager

@@ -114,6 +114,19 @@ def test_a_revert_restores_content_mode_time_and_links(root: Path, tmp_path: Pat
     assert not check.has_changes()
 
 
+def test_a_replaced_file_is_not_kept_through_a_symlink(root: Path, tmp_path: Path) -> None:
+    """An agent that may write the artifacts directory puts a symlink where the revert keeps its files."""
+    (outside := tmp_path / "outside").mkdir()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/okrs").symlink_to(outside)
+    check = IntegrityCheck(root)
+    edit(root / "okrs")
+    assert check.revert(tmp_path / "kept"), check.revert_error
+    assert os.listdir(outside) == []
+    (kept,) = tmp_path.glob("kept-*")
+    assert (kept / "okrs/company.yml").read_text() == "objective: rest\n"
+
+
 @pytest.mark.parametrize("made", [True, False])
 def test_a_whole_directory_that_appears_or_disappears_is_reverted(root: Path, tmp_path: Path, *, made: bool) -> None:
     if made:
