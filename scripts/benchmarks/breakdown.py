@@ -1,30 +1,32 @@
 """Where the time goes: the parts of one operation of each row, in microseconds.
 
-`floor` is the same work against a server that answers at once (`benchmarks.floor`). The system calls on the source and
-on the store of old contents are timed while the handlers serve the requests of the row without a kernel. One decision
-and one log entry are timed in loops, on the requests and the entries of the row. What then is left of the time in a
-mount is the server's other Python code, and longer wake-ups.
+`floor` is the same work against a server that answers at once (`benchmarks.floor`), the faster of two: one polls on a
+processor of its own, the other sleeps and shares the processor of the program. `server` is the time in which the
+handlers serve the requests of the row without a kernel. Its parts are system calls on the source and on the store of
+old contents (timed in further passes), log entries and decisions (timed in loops), and Python code. The rest of the
+time in a mount is neither floor nor server: longer wake-ups, and code that is slower between requests than in a loop.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import stat
 import tarfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
-from time import monotonic, perf_counter_ns, thread_time_ns
+from time import monotonic, perf_counter, perf_counter_ns, thread_time_ns
 from typing import Any, Final
 
 from benchmarks.plan import FILES, WRITES, Plan
 from benchmarks.table import OPERATIONS as ROWS
 from benchmarks.workloads import WORKLOADS, Workload, prepare_out
-from benchmarks.worlds import FLOOR, POLICY, WORLDS, World
+from benchmarks.worlds import FLOORS, POLICY, WORLDS, World
 from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.fuse import abi as p
@@ -74,6 +76,10 @@ SYSCALLS: Final = ("file_handle", "getdents")
 """The calls of `system.syscalls` by which it does."""
 LISTED_BYTES: Final = 32_768
 """Size of the buffer for which `find` and `grep` ask the kernel."""
+_TAR_BLOCK: Final = 10_240
+"""tar writes the part of a file in each such block of the archive at once."""
+Listed = tuple[int, int, bytes]
+"""Node, size (of a directory: -1) and name, with a null byte, of a listed file."""
 _CAPABILITY: Final = p.GETXATTR_IN.pack(0, 0) + b"security.capability\0"
 
 
@@ -106,6 +112,7 @@ class Replay:
         self.requests = 0
         self._out: Final = self._find(p.ROOT_ID, b"out")
         self._nodes: Final[dict[int, int]] = {}
+        self._written = 0
 
     def _request(self, opcode: p.Opcode, node: int, body: bytes) -> bytes:
         """Serve one request; return the reply, or nothing for an error and for the content of a file."""
@@ -128,63 +135,99 @@ class Replay:
         number: int = p.NODE_ID.unpack_from(entry)[0]
         return number
 
-    def _look_up(self, name: bytes) -> None:
-        self._request(p.Opcode.GETATTR, self._out, bytes(16))
-        self._request(p.Opcode.LOOKUP, self._out, name)
+    def _look_up(self, name: bytes, directory: int = 0) -> None:
+        self._request(p.Opcode.GETATTR, directory or self._out, bytes(16))
+        self._request(p.Opcode.LOOKUP, directory or self._out, name)
 
-    def _write(self, number: int, offset: int, size: int) -> None:
+    def _write(self, node: int, offset: int, size: int) -> None:
         body = p.WRITE_IN.pack(0, offset, size, 0, 0, os.O_WRONLY, 0) + bytes(size)
-        self._request(p.Opcode.WRITE, self._nodes[number], body)
+        self._request(p.Opcode.WRITE, node, body)
 
     def create(self, number: int) -> None:
         name = b"f%d\0" % number
         self._look_up(name)
-        self._make(number, name)
-        self._write(number, 0, 100)
+        self._nodes[number] = self._make(self._out, name)
+        self._write(self._nodes[number], 0, 100)
 
-    def _make(self, number: int, name: bytes) -> None:
+    def _make(self, directory: int, name: bytes) -> int:
         body = p.CREATE_IN.pack(os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o100644, 0o022, 0) + name
-        self._nodes[number] = self._node(self._request(p.Opcode.CREATE, self._out, body))
-        self._request(p.Opcode.GETXATTR, self._nodes[number], _CAPABILITY)
+        node = self._node(self._request(p.Opcode.CREATE, directory, body))
+        self._request(p.Opcode.GETXATTR, node, _CAPABILITY)
+        return node
 
     def write(self, number: int) -> None:
-        self._write(0, number * 4096, 4096)
+        if number == 0:
+            self._written = self._make(self._out, b"written\0")
+        self._write(self._written, number * 4096, 4096)
 
     def rename(self, number: int) -> None:
         self._look_up(b"g%d\0" % number)
         names = b"f%d\0g%d\0" % (number, number)
         self._request(p.Opcode.RENAME2, self._out, p.RENAME2_IN.pack(self._out, 0, 0) + names)
 
-    def unlink(self, number: int, name: bytes = b"g%d\0") -> None:
-        self._request(p.Opcode.GETATTR, self._out, bytes(16))
-        self._request(p.Opcode.UNLINK, self._out, name % number)
-        self._operations.mount.forget_node(self._nodes.pop(number), 1)
+    def unlink(self, number: int) -> None:
+        self._remove(self._out, b"g%d\0" % number, self._nodes.pop(number))
 
-    def untar(self, number: int) -> None:
-        self.create(number)
-        self._set(number, p.Set.ATIME | p.Set.MTIME)
-        self._request(p.Opcode.GETXATTR, self._nodes[number], _CAPABILITY)
-        self._set(number, p.Set.UID | p.Set.GID)
-        self._set(number, p.Set.MODE)
+    def _remove(self, directory: int, name: bytes, node: int) -> None:
+        self._request(p.Opcode.GETATTR, directory, bytes(16))
+        self._request(p.Opcode.UNLINK, directory, name)
+        self._operations.mount.forget_node(node, 1)
 
-    def _set(self, number: int, valid: int) -> None:
-        owner = os.geteuid(), os.getegid()
-        body = p.SETATTR_IN.pack(valid, 0, 0, 0, 0, 10**9, 10**9, 0, 0, 0, 0, 0o100600, 0, *owner, 0)
-        self._request(p.Opcode.SETATTR, self._nodes[number], body)
+    def untar(self, top: bytes, members: list[tarfile.TarInfo]) -> None:
+        """Unpack an archive, whose first member is its top directory, as the directory `top` in `out`."""
+        directories = {"": self._out}
+        for member in members:
+            parent, _, name = member.name.rpartition("/")
+            below = (os.fsencode(name) if parent else top) + b"\0"
+            if member.isdir():
+                self._request(p.Opcode.LOOKUP, directories[parent], below)
+                body = p.MKDIR_IN.pack(0o755, 0o022) + below
+                directories[member.name] = self._node(self._request(p.Opcode.MKDIR, directories[parent], body))
+            elif member.isfile():
+                self._extract(directories[parent], below, member)
+        del directories[""]
+        for node in directories.values():
+            self._set_all(node)
 
-    def rm(self, number: int) -> None:
-        self.unlink(number, b"f%d\0")
+    def _extract(self, directory: int, name: bytes, member: tarfile.TarInfo) -> None:
+        self._look_up(name, directory)
+        node, offset = self._make(directory, name), 0
+        while offset < member.size:
+            piece = min(member.size - offset, _TAR_BLOCK - (member.offset_data + offset) % _TAR_BLOCK)
+            self._write(node, offset, piece)
+            offset += piece
+        self._request(p.Opcode.GETXATTR, node, _CAPABILITY)
+        self._set_all(node)
 
-    def find(self) -> list[tuple[int, int]]:
-        """List everything below `tree`, as `find` does; return the node and the size (directories: -1) of each name."""
-        found = [(self._find(p.ROOT_ID, b"tree"), -1)]
-        for node, size in found:
+    def _set_all(self, node: int) -> None:
+        for valid in (p.Set.ATIME | p.Set.MTIME, p.Set.UID | p.Set.GID, p.Set.MODE):
+            owner = os.geteuid(), os.getegid()
+            body = p.SETATTR_IN.pack(valid, 0, 0, 0, 0, 10**9, 10**9, 0, 0, 0, 0, 0o100600, 0, *owner, 0)
+            self._request(p.Opcode.SETATTR, node, body)
+
+    def rm(self, name: bytes) -> None:
+        """Remove a directory in `out` and what is in it, as `rm -rf` does."""
+        self._empty(self._find(self._out, name))
+        self._request(p.Opcode.RMDIR, self._out, name + b"\0")
+
+    def _empty(self, directory: int) -> None:
+        for node, size, name in list(self._list(directory)):
+            if size < 0:
+                self._empty(node)
+                self._request(p.Opcode.RMDIR, directory, name)
+            else:
+                self._remove(directory, name, node)
+
+    def find(self) -> list[Listed]:
+        """List everything below `tree`, as `find` does."""
+        found = [(self._find(p.ROOT_ID, b"tree"), -1, b"tree\0")]
+        for node, size, _ in found:
             if size < 0:
                 found += self._list(node)
         return found
 
-    def _list(self, directory: int) -> Iterator[tuple[int, int]]:
-        """Yield the node and the size of each file and directory in a directory."""
+    def _list(self, directory: int) -> Iterator[Listed]:
+        """Yield each file and directory in a directory."""
         cookie = 0
         while entries := self._request(
             p.Opcode.READDIRPLUS, directory, p.READ_IN.pack(0, cookie, LISTED_BYTES, *bytes(4))
@@ -194,14 +237,16 @@ class Replay:
                 node, mode_at = self._node(entries[at:]), at + p.ENTRY_OUT.size
                 attr = p.ATTR.unpack_from(entries, mode_at)
                 _, cookie, length, kind = p.DIRENT.unpack_from(entries, mode_at + p.ATTR.size)
+                name_at = mode_at + p.ATTR.size + p.DIRENT.size
+                name = entries[name_at : name_at + length] + b"\0"
                 at += (p.ENTRY_OUT.size + p.ATTR.size + p.DIRENT.size + length + 7) & ~7
                 if node and kind in (stat.S_IFDIR >> 12, stat.S_IFREG >> 12):
-                    yield node, -1 if kind == stat.S_IFDIR >> 12 else attr[1]
+                    yield node, -1 if kind == stat.S_IFDIR >> 12 else attr[1], name
 
-    def grep(self) -> list[tuple[int, int]]:
+    def grep(self) -> list[Listed]:
         """Read each file below `tree` once."""
         found = self.find()
-        for node, size in found:
+        for node, size, _ in found:
             if size > 0:
                 self._request(p.Opcode.READ, node, p.READ_IN.pack(0, 0, -(-size // 4096) * 4096, *bytes(4)))
         return found
@@ -213,8 +258,7 @@ class Replay:
         self._request(p.Opcode.READ, node, p.READ_IN.pack(0, 0, 8192, *bytes(4)))
         for name in (compiled, temporary):
             self._look_up(name + b"\0")
-        self._make(number, temporary + b"\0")
-        self._write(number, 0, 8192)
+        self._write(self._make(self._out, temporary + b"\0"), 0, 8192)
         self._look_up(compiled + b"\0")
         names = temporary + b"\0" + compiled + b"\0"
         self._request(p.Opcode.RENAME2, self._out, p.RENAME2_IN.pack(self._out, 0, 0) + names)
@@ -261,22 +305,32 @@ def _elapsed(sums: dict[str, int], call: Callable[[], None]) -> int:
     return sums["ns"] - before
 
 
-def replay(base: Path, source: Path, counts: dict[str, int]) -> dict[str, dict[str, float]]:
-    """Return requests, system calls, their microseconds and log entries of one operation, by row.
+def replay(plan: Plan, base: Path, counts: dict[str, int]) -> dict[str, dict[str, float]]:
+    """Return the parts of one operation that the server spends, by row.
 
-    `counts`: the operations of one pass of each row that reads `tree`.
+    `counts`: the operations of one pass of each row that reads or makes `tree`.
     """
-    found: dict[str, dict[str, float]] = {}
-    for number in range(PASSES * CHANGES):
+    source, found = plan.source, {}
+    with tarfile.open(plan.archive) as archive:
+        members = archive.getmembers()
+    for number in range(2 * PASSES * CHANGES):
         (source / "out" / f"m{number}.py").write_bytes(bytes(8192))
     changes = Replay(base / "changes", source)
-    for row in ("create", "rename", "write", "unlink", "untar", "rm", "compileall"):
+    for row in ("create", "rename", "write", "unlink", "compileall"):
         change = getattr(changes, row)
-        found[row] = _parts(changes, [partial(_each, change, turn) for turn in range(PASSES)], CHANGES)
+        found[row] = _parts(changes, [partial(_each, change, turn) for turn in range(2 * PASSES)], CHANGES)
+    trees = Replay(base / "trees", source)
+    unpack, remove = [], []
+    for turn in range(2 * PASSES):
+        name = b"tree%d" % turn
+        unpack.append(partial(trees.untar, name, members))
+        remove.append(partial(trees.rm, name))
+    found["untar"] = _parts(trees, unpack, counts["untar"])
+    found["rm"] = _parts(trees, remove, counts["rm"])
     for row in ("find-cold", "grep-cold"):
-        reader = Replay(base / row, source)
-        read = reader.find if row == "find-cold" else reader.grep
-        found[row] = _parts(reader, [read], counts[row])
+        readers = [Replay(base / row / str(turn), source) for turn in range(2)]
+        reads = [reader.find if row == "find-cold" else reader.grep for reader in readers]
+        found[row] = _parts(readers[1], reads, counts[row])
     return found
 
 
@@ -285,23 +339,35 @@ def _each(change: Callable[[int], None], turn: int) -> None:
         change(number)
 
 
-def _parts(replay: Replay, passes: list[Callable[[], object]], operations: int) -> dict[str, float]:
-    """Do the passes, of so many operations each, and return the parts of one operation."""
+def _parts(replay: Replay, passes: Sequence[Callable[[], object]], operations: int) -> dict[str, float]:
+    """Do the passes, of so many operations each, and return the parts of one operation.
+
+    The first half of the passes gives the time of the server; `replay` does the second half, which gives the calls.
+    """
+    half = len(passes) // 2
+    server = min(map(_seconds, passes[:half]))
     requests, entries, best = replay.requests, replay.trail.head[0], 1 << 62
     with timed_calls() as sums:
-        for each in passes:
+        for each in passes[half:]:
             before = sums["ns"]
             each()
             best = min(best, sums["ns"] - before)
         calls = sums["calls"]
     replay.trail.flush()
-    total = len(passes) * operations
+    total = half * operations
     return {
         "requests": (replay.requests - requests) / total,
+        "server": server / operations * 1e6,
         "calls": calls / total,
         "source": best / operations / 1e3,
         "entries": round((replay.trail.head[0] - entries) / total),
     }
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started = perf_counter()
+    call()
+    return perf_counter() - started
 
 
 def _mean_us(call: Callable[[int], object]) -> float:
@@ -342,14 +408,17 @@ def measure(plan: Plan) -> dict[str, Any]:
     base.mkdir()
     counts = _counts(plan)
     prepare_out(plan, WORKLOADS["files"])
-    rows: dict[str, dict[str, Any]] = replay(base, plan.source, counts)
+    gc.freeze()
+    gc.disable()  # the server collects seldom
+    rows: dict[str, dict[str, Any]] = replay(plan, base, counts)
+    gc.enable()
     trail = Trail.create(base / "log", base / "log.head", TrailIdentity(str(uuid.uuid4()), "bench", ""))
     decision, entry = one_decision(), one_entry(trail)
     trail.close()
     shutil.rmtree(base)
     own = "bonobofs" if build() == "pure Python" else "compiled"
     others = (name for name in plan.worlds if name not in ("bonobofs", "compiled", "mfusepy"))
-    worlds = {name: WORLDS[name] for name in (own, *others)} | {"floor": FLOOR}
+    worlds = {name: WORLDS[name] for name in (own, *others)} | FLOORS
     for _ in range(plan.rounds):
         for name in ("write", "files", "untar", "compileall", "find", "grep"):
             for world, mounted in worlds.items():
@@ -358,9 +427,9 @@ def measure(plan: Plan) -> dict[str, Any]:
                     rows[row][world] = min(rows[row].get(world, taken), taken)
     for row, parts in rows.items():
         parts |= {"log": parts["entries"] * entry, "decisions": DECISIONS.get(row, 0) * decision}
-        parts["bonobofs"] = parts.pop(own)
-        known = sum(parts[name] for name in ("floor", "source", "log", "decisions"))
-        parts["python"] = parts["bonobofs"] - known
+        parts |= {"bonobofs": parts.pop(own), "floor": min(parts["floor"], parts.pop("floor beside"))}
+        parts["python"] = parts["server"] - sum(parts[name] for name in ("source", "log", "decisions"))
+        parts["rest"] = parts["bonobofs"] - parts["floor"] - parts["server"]
     return {"rows": {row: rows[row] for row in ROWS}, "build": build()}
 
 

@@ -3,7 +3,8 @@
 No server in this interpreter is faster, so its time is the part of an operation that no server can save: the program,
 the kernel, and the wake-up of the server and of the program. It knows only the requests of the rows of the breakdown.
 
-Usage: floor.py SOURCE MOUNTPOINT (it stays in the foreground). It reads `tree` and `out` of SOURCE before it mounts.
+Usage: floor.py SOURCE MOUNTPOINT polls|sleeps (it stays in the foreground). It reads `tree` and `out` of SOURCE before
+it mounts. Between requests it polls, or sleeps.
 """
 
 from __future__ import annotations
@@ -126,14 +127,14 @@ def handlers(floor: Floor) -> dict[int, Callable[[int, memoryview], bytes]]:
     }
 
 
-def serve(fd: int, poll: select.poll, floor: Floor) -> None:
-    """Answer until the mount ends."""
+def serve(fd: int, poll: select.poll, wait: int | None, floor: Floor) -> None:
+    """Answer until the mount ends. `wait`: milliseconds of each poll; None: until there is a request."""
     buffer = bytearray(p.BUFFER_SIZE)
     buffers, view = [buffer], memoryview(buffer)
     known = handlers(floor)
     silent = [opcode for opcode, role in p.ROLES.items() if role is p.RequestEffect.SILENT]
     while True:
-        while not poll.poll(0):
+        while not poll.poll(wait):
             continue
         try:
             length = os.readv(fd, buffers)
@@ -153,7 +154,7 @@ def serve(fd: int, poll: select.poll, floor: Floor) -> None:
             os.write(fd, p.OUT_HEADER.pack(p.OUT_SIZE + len(reply), 0, unique) + reply)
 
 
-def main(source: str, mountpoint: str) -> None:
+def main(source: str, mountpoint: str, between: str) -> None:
     floor = Floor()
     for name in (b"tree", b"out"):
         floor.add(p.ROOT_ID, name, stat.S_IFDIR | 0o755)
@@ -167,7 +168,7 @@ def main(source: str, mountpoint: str) -> None:
     latency.disallow_halt()
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    serve(fd, poll, floor)
+    serve(fd, poll, 0 if between == "polls" else None, floor)
     latency.close()
     transport.close()
 

@@ -160,12 +160,22 @@ def _breakdown(results: dict[str, Any], run: Run, figure: dict[str, Any]) -> str
     """The parts of an operation in microseconds."""
     about = f"**{figure['build']}, as {_user(run)}**, Python {run['python']}. {_measured_on(results)}"
     peers = [name for name in ("mergerfs", "bindfs") if name in figure["rows"]["write"]]
-    titles = ["one operation", "native", "requests", "floor", "calls on the source", "log", "decisions", "other Python"]
+    titles = [
+        "one operation",
+        "native",
+        "requests",
+        "floor",
+        "calls on the source",
+        "log",
+        "decisions",
+        "Python",
+        "rest",
+    ]
     lines = [f"| {' | '.join([*titles, 'bonobofs', *peers])} |", "|---" * (len(titles) + 1 + len(peers)) + "|"]
     for row, us in figure["rows"].items():
         cells = [OPERATIONS[row], f"{us['native']:.1f}", f"{us['requests']:.2g}", f"{us['floor']:.0f}"]
         cells += [f"{us['source']:.0f} ({us['calls']:.2g})", f"{us['log']:.0f} ({us['entries']:.0f})"]
-        cells += [f"{us[name]:.0f}" for name in ("decisions", "python", "bonobofs", *peers)]
+        cells += [f"{us[name]:.0f}" for name in ("decisions", "python", "rest", "bonobofs", *peers)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([about, "", *lines])
 

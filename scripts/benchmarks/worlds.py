@@ -147,15 +147,28 @@ def server_of(mountpoint: Path, plan: Plan) -> int:
     return next(int(mount["pid"]) for mount in status if mount["mountpoint"] == str(mountpoint))
 
 
-def _floor(plan: Plan) -> list[str]:
-    return [plan.python, str(Path(__file__).with_name("floor.py")), str(plan.source), str(plan.mountpoint)]
+def _floor(between: str) -> Callable[[Plan], list[str]]:
+    program = str(Path(__file__).with_name("floor.py"))
+    return lambda plan: [plan.python, program, str(plan.source), str(plan.mountpoint), between]
+
+
+@contextlib.contextmanager
+def _floor_beside(plan: Plan) -> Iterator[Path]:
+    """The floor whose server and program share one processor: a wake-up is a switch, and interrupts no processor."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        with _served_by(_floor("sleeps"))(plan) as root:
+            yield root
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 World = Callable[[Plan], contextlib.AbstractContextManager[Path]]
 """Mounts the plan's source, gives the directory to work in, unmounts."""
 
-FLOOR: World = _served_by(_floor)
-"""Answers at once, from an empty directory in memory; for `benchmarks.breakdown` alone."""
+FLOORS: dict[str, World] = {"floor": _served_by(_floor("polls")), "floor beside": _floor_beside}
+"""They answer at once, from memory; for `benchmarks.breakdown` alone."""
 
 WORLDS: dict[str, World] = {
     "native": _native,
