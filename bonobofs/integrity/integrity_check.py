@@ -141,8 +141,8 @@ class IntegrityCheck:
         """Restore the state before; True if every path is as it was. Else `revert_error` says why.
 
         `kept` is a new directory that gets the files that are removed or replaced. If it exists, another one beside it
-        gets them. Contents come from the capture, else
-        from the pre-images that mounts keep for `undo`, else from the objects of the git repository.
+        gets them. Contents come from the capture, else from the pre-images that mounts keep for `undo`, else from the
+        objects of the git repository.
         """
         self.has_changes()
         problems: list[str] = []
