@@ -187,7 +187,7 @@ class Replay:
                 self._extract(directories[parent], below, member)
         del directories[""]
         for node in directories.values():
-            self._set_all(node)
+            self._set_all(node, 0o040700)
 
     def _extract(self, directory: int, name: bytes, member: tarfile.TarInfo) -> None:
         self._look_up(name, directory)
@@ -197,12 +197,12 @@ class Replay:
             self._write(node, offset, piece)
             offset += piece
         self._request(p.Opcode.GETXATTR, node, _CAPABILITY)
-        self._set_all(node)
+        self._set_all(node, 0o100600)
 
-    def _set_all(self, node: int) -> None:
+    def _set_all(self, node: int, mode: int) -> None:
         for valid in (p.Set.ATIME | p.Set.MTIME, p.Set.UID | p.Set.GID, p.Set.MODE):
             owner = os.geteuid(), os.getegid()
-            body = p.SETATTR_IN.pack(valid, 0, 0, 0, 0, 10**9, 10**9, 0, 0, 0, 0, 0o100600, 0, *owner, 0)
+            body = p.SETATTR_IN.pack(valid, 0, 0, 0, 0, 10**9, 10**9, 0, 0, 0, 0, mode, 0, *owner, 0)
             self._request(p.Opcode.SETATTR, node, body)
 
     def rm(self, name: bytes) -> None:
