@@ -33,6 +33,21 @@ def _small_disk(path: Path, megabytes: int) -> Iterator[Path]:
         subprocess.run(["umount", path], check=True)
 
 
+@contextmanager
+def _xfs(path: Path) -> Iterator[Path]:
+    """A file system that shares blocks between files."""
+    path.mkdir()
+    disk = path.with_suffix(".xfs")
+    with disk.open("wb") as file:
+        file.truncate(1 << 30)
+    subprocess.run(["mkfs.xfs", "-q", "-m", "reflink=1", disk], check=True)
+    subprocess.run(["mount", "-o", "loop", disk, path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
 def _threads_of(log: Path, call: str) -> set[int]:
     return {int(line.split()[0]) for line in log.read_text().splitlines() if call in line}
 
@@ -64,6 +79,23 @@ def test_the_first_large_overwrite_is_cloned_by_a_thread(own_place: MakePlace, t
     assert place.session.pid not in _threads_of(log, "sendfile") | _threads_of(log, "FICLONE")
     assert undo(place, agent="alice")["conflicts"] == []
     assert state_of(place.source) == before
+
+
+def test_the_first_large_overwrite_shares_its_blocks(own_place: MakePlace, tmp_path: Path) -> None:
+    """On XFS the clone succeeds, and nothing is copied."""
+    with _xfs(tmp_path / "source") as source:
+        (source / ".bonobofs").mkdir(mode=0o700)
+        (source / "large").write_bytes(b"x" * _LARGE)
+        place = own_place(source=source)
+        before, log = state_of(source)["large"], tmp_path / "log"
+        with traced(place, log, "-e", "trace=sendfile,ioctl"), (place.path / "large").open("r+b") as file:
+            file.write(b"new")
+        (clone,) = [line for line in log.read_text().splitlines() if "FICLONE" in line]
+        assert clone.endswith("= 0")
+        assert not _threads_of(log, "sendfile")
+        assert undo(place, agent="alice")["conflicts"] == []
+        assert state_of(source)["large"] == before
+        assert place.umount().closed
 
 
 def test_a_copy_without_room_is_recorded(own_place: MakePlace, tmp_path: Path) -> None:
