@@ -98,6 +98,22 @@ def test_the_first_large_overwrite_shares_its_blocks(own_place: MakePlace, tmp_p
         assert place.umount().closed
 
 
+def test_old_content_is_on_the_disk_before_the_new_content(own_place: MakePlace, tmp_path: Path) -> None:
+    """The fsync of a program writes the pre-image, its name and the trail first."""
+    place = own_place()
+    (place.source / "file").write_bytes(b"x" * 500_000)
+    log = tmp_path / "log"
+    with traced(place, log, "-y", "-e", "trace=fsync,fdatasync"), (place.path / "file").open("r+b") as file:
+        file.write(b"new")
+        file.flush()
+        os.fsync(file.fileno())
+    synced = [line.partition("<")[2].partition(">")[0] for line in log.read_text().splitlines()]
+    store = str(place.home / "undo" / place.session.session)
+    before = synced[: synced.index(str(place.source / "file"))]
+    assert {str(place.trail), store} <= set(before)
+    assert any(path.startswith(f"{store}/") for path in before)
+
+
 def test_a_copy_without_room_is_recorded(own_place: MakePlace, tmp_path: Path) -> None:
     """The disk is nearly full when the removed file is written. The write succeeds, and the undo repeats the reason."""
     with _small_disk(tmp_path / "source", 64) as source:
