@@ -187,7 +187,12 @@ class Execution:
             return (st.st_size, st.st_mtime_ns) == (arguments["size"], arguments["mtime"])
         if step.do == "times":
             return st is not None and st.st_mtime_ns == arguments["mtime"]
-        return st is not None and step.do == "link"
+        return step.do == "link" and self._is_linked(step)
+
+    def _is_linked(self, step: UndoStep) -> bool:
+        """Return whether the path of a link step leads to its file, and to no file that took the name."""
+        st, of = self._stat(step.path), self._stat(step.arguments["of"])
+        return st is not None and of is not None and st.st_ino == of.st_ino
 
     def _stat(self, path: str) -> os.stat_result | None:
         try:
@@ -212,9 +217,12 @@ class Execution:
         first, *related = judged_changes(step, self, self._images)
         admission = self._authorizer.authorize(first.request, first.context, *related, caller=CALLER, details=record)
         with admission, self._directory(step.path) as (directory, name):
-            if self._expected is not None:  # another directory may have the path meanwhile
-                self._check_expected(os.stat(name, dir_fd=directory, follow_symlinks=False))
+            self._check_found(directory, name)  # another directory may have the path meanwhile
             yield directory, name
+
+    def _check_found(self, directory: int, name: bytes) -> None:
+        if self._expected is not None:
+            self._check_expected(os.stat(name, dir_fd=directory, follow_symlinks=False))
 
     def facts_of(self, path: str) -> FileFacts:
         """As `StepFiles.facts_of`."""
@@ -257,6 +265,8 @@ class Execution:
                 os.mkdir(name, 0o700, dir_fd=directory)
             made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             try:
+                if self._may_exist and os.listdir(made):  # the killed undo had made an empty one
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
                 _set_xattrs(made, arguments["xattrs"])
                 _set_state(made, arguments)
             finally:
@@ -288,6 +298,7 @@ class Execution:
             if step.arguments["new"]:
                 syscalls.renameat2(directory, temporary, directory, name, syscalls.RENAME_NOREPLACE)
             else:
+                self._check_found(directory, name)  # another program may have written while the content was copied
                 os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
         except BaseException:
             with suppress(FileNotFoundError):
@@ -347,7 +358,8 @@ class Execution:
     def _reverse(self, step: UndoStep) -> None:
         with self._directory(step.path) as (directory, name):
             if step.do == "link":
-                os.unlink(name, dir_fd=directory)
+                if self._is_linked(step):
+                    os.unlink(name, dir_fd=directory)
                 return
             with self._directory(step.arguments["to"]) as (target, new):
                 if step.do == "exchange":
@@ -368,7 +380,7 @@ class Execution:
     def _symlink(self, step: UndoStep) -> None:
         target, mtime = step.arguments["target"], step.arguments["mtime"]
         with self._change(step, {"target": target}) as (directory, name):
-            with suppress(FileExistsError) if self._may_exist else nullcontext():
+            if not (self._may_exist and _is_symlink(directory, name, target)):
                 os.symlink(target, name, dir_fd=directory)
             if os.geteuid() == 0:
                 os.chown(name, step.arguments["uid"], step.arguments["gid"], dir_fd=directory, follow_symlinks=False)
@@ -556,6 +568,13 @@ def _opened(directory: int, name: bytes) -> Iterator[int]:
 def _directories(step: UndoStep) -> set[str]:
     """Return the directories in which a step changes names, and the one that it makes."""
     return step.directories | {step.path} if step.do == "mkdir" else step.directories
+
+
+def _is_symlink(directory: int, name: bytes, target: str) -> bool:
+    """Return whether a name is a symlink with a target."""
+    with suppress(OSError):
+        return os.readlink(os.fsdecode(name), dir_fd=directory) == target
+    return False
 
 
 def _dir_times(text: bytes) -> dict[int, int]:

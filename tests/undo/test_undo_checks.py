@@ -339,6 +339,48 @@ def test_a_directory_that_takes_the_path_during_a_step_stays(own_place: MakePlac
     assert ((source / "docs/sub/a").read_text(), (source / "bin/a").read_text()) == ("work of the user\n", "two\n")
 
 
+@pytest.mark.root
+def test_a_file_that_changes_while_its_old_content_is_copied_stays(own_place: MakePlace, tmp_path: Path) -> None:
+    """The user writes after the undo has compared the file, and before the copy replaces it."""
+    source = _make_source(tmp_path)
+    place = own_place(policy=AGENT_ALL)
+    (place.path / "docs/sub/a").write_text("two\n")
+    place.umount()
+    delay = ("-e", "trace=fchmod", "-e", "inject=fchmod:delay_enter=2000000")
+    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
+    command = ["strace", "-qq", "-o", "/dev/null", *delay, *program]
+    with subprocess.Popen(command, cwd="/", env=environment(), stdout=subprocess.PIPE) as tracer:
+        until(lambda: len(os.listdir(source / "docs/sub")) > 1, "the undo copies the old content")
+        (source / "docs/sub/a").write_text("work of the user\n")
+        result = json.loads(tracer.communicate()[0])
+    assert [(each["path"], each["reason"]) for each in result["failures"]] == [
+        ("docs/sub/a", "the file was changed while it was taken back")
+    ]
+    assert (source / "docs/sub/a").read_text() == "work of the user\n"
+    assert os.listdir(source / "docs/sub") == ["a"]
+
+
+@pytest.mark.parametrize("do", ["link", "symlink", "mkdir"])
+def test_a_file_that_takes_the_name_of_a_killed_step_stays(own_place: MakePlace, tmp_path: Path, do: str) -> None:
+    """The undo of an agent was killed before a step, and the user creates a script or its directory at the path."""
+    source = _make_source(tmp_path)
+    place = own_place(policy=AGENT_RULES)
+    principal = [place.session.agent, place.session.agent_id, place.session.role]
+    policy = PolicyDocument.model_validate(tomllib.loads(AGENT_RULES)).model_dump(mode="json")
+    place.umount()
+    if do == "mkdir":
+        (source / "docs/new").mkdir()
+    _script(source / "docs/new/script" if do == "mkdir" else source / "docs/new")
+    before = state_of(source)
+    state = {"mode": 0o777, "uid": os.getuid(), "gid": os.getgid(), "mtime": 10**18}
+    arguments = {"of": "docs/b"} if do == "link" else {"target": "b", "xattrs": {}, **state}
+    about = {"source": str(source), "agent": principal[1], "principal": principal, "policy": policy, "changes": []}
+    UndoJournal.begin(place.home / "undo", "killed", [UndoStep(do, "docs/new", "change", arguments)], about)
+    result = undo(place, path="nothing")
+    assert [(each["path"], each["reason"]) for each in result["failures"]] == [("docs/new", "File exists")]
+    assert state_of(source) == before
+
+
 @pytest.mark.parametrize("target", ["..", "missing"])
 def test_a_directory_that_became_a_symlink_fails_its_steps_only(
     own_place: MakePlace, tmp_path: Path, target: str
