@@ -1,9 +1,9 @@
 """Make the steps of an undo, through the enforcer, and journal them so that a killed undo is completed.
 
 The journal is the plan in `undo/SESSION.plan` of the state directory. `SESSION.done` has a dot for each step that
-has ended, before it the inode number of a file that the step writes or exchanges, `@` with number and time of each
-directory in which it has changed a name, and `!` with the reason in hex if the step has failed. A step that was made
-without its dot is recognized by its result.
+has ended, before it the inode number of a file that the step writes, moves or exchanges, `@` with number and time of
+each directory in which it has changed a name, and `!` with the reason in hex if the step has failed. A step that was
+made without its dot is recognized by its result.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Execution:
         is_half_written = st is not None and step.do == "put" and st.st_nlink > 1 and journal.begun == st.st_ino
         self._expected = None if is_half_written else step.expected
         self._check_expected(st)
-        if st is not None and step.do in ("put", "exchange") and not is_half_written:
+        if st is not None and step.do in ("put", "rename", "exchange") and not is_half_written:
             journal.note_inode(st.st_ino)
 
     def _check_expected(self, st: os.stat_result | None) -> None:
@@ -176,11 +176,12 @@ class Execution:
             return False
         st = self._stat(step.path)
         arguments = step.arguments
-        if step.do in ("remove", "rmdir", "rename"):
-            return st is None and (step.do != "rename" or self._stat(arguments["to"]) is not None)
-        if step.do == "exchange":
+        if step.do in ("remove", "rmdir"):
+            return st is None
+        if step.do in ("rename", "exchange"):
             other = self._stat(arguments["to"])
-            return other is not None and other.st_ino == journal.begun
+            is_moved = step.do == "rename" and st is None
+            return other is not None and (is_moved or other.st_ino == journal.begun)
         if step.do == "put":
             if st is None or (st.st_ino == journal.begun and st.st_nlink == 1):
                 return False
@@ -368,7 +369,10 @@ class Execution:
                 try:
                     syscalls.renameat2(target, new, directory, name, syscalls.RENAME_NOREPLACE)
                 except FileExistsError:  # the agent has taken the name; it cannot foresee this one
-                    other = b"%s.%s" % (name[:200], secrets.token_hex(8).encode())
+                    kept = (
+                        name[:200].decode(errors="ignore").encode()
+                    )  # a cut character would make a name that is not UTF-8
+                    other = b"%s.%s" % (kept, secrets.token_hex(8).encode())
                     syscalls.renameat2(target, new, directory, other, syscalls.RENAME_NOREPLACE)
 
     def _link(self, step: UndoStep) -> None:
@@ -543,7 +547,7 @@ class UndoJournal:
         return self._begun if self.is_resumed else 0
 
     def note_inode(self, ino: int) -> None:
-        """Note the inode that the next step writes or exchanges."""
+        """Note the inode that the next step writes, moves or exchanges."""
         os.write(self._descriptor, b"%d " % ino)
 
     def note_dir_time(self, ino: int, time: int) -> None:

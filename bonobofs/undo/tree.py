@@ -144,14 +144,17 @@ class SourceTree:
         pending = [("", self._root)]  # no recursion: an agent chooses the depth
         while pending:
             above, top = pending.pop()
+            names: list[str] = []
             with suppress(OSError):
-                for name in sorted(self.names(top)):
-                    path = _join(above, name)
+                names = sorted(self.names(top))
+            for name in names:
+                path, child = _join(above, name), None
+                with suppress(OSError):
                     child = self.find(path) if path != ".git" else None
-                    if child is not None and child.is_file_of(state):
-                        return path
-                    if child is not None and child.is_dir:
-                        pending.append((path, child))
+                if child is not None and child.is_file_of(state):
+                    return path
+                if child is not None and child.is_dir:
+                    pending.append((path, child))
         return None
 
     def _read(self, path: str) -> FileNode | None:

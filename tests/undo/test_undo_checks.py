@@ -175,6 +175,29 @@ def test_the_operator_completes_an_agents_undo_under_the_policy_of_the_agent(
     assert without_directory_times(state_of(source)) == without_directory_times(before)
 
 
+@pytest.mark.parametrize("name", ["sub", "x" + "é" * 110])
+def test_a_refused_move_is_reversed_after_a_kill_although_its_old_name_is_taken(
+    own_place: MakePlace, tmp_path: Path, name: str
+) -> None:
+    """The undo of an agent was killed after a move back that brought a script, and the agent took the old name."""
+    source = _make_source(tmp_path)
+    place = own_place(policy=AGENT_RULES)
+    _script(source / "docs/sub/a")
+    principal = [place.session.agent, place.session.agent_id, place.session.role]
+    policy = PolicyDocument.model_validate(tomllib.loads(AGENT_RULES)).model_dump(mode="json")
+    place.umount()
+    (source / "bin" / name).mkdir()
+    steps = [UndoStep("rename", f"bin/{name}", "change", {"to": "docs/sub"}, [stat.S_IFDIR])]
+    about = {"source": str(source), "agent": principal[1], "principal": principal, "policy": policy, "changes": []}
+    UndoJournal.begin(place.home / "undo", "killed", steps, about)
+    (place.home / "undo/killed.done").write_text(f"{(source / 'docs/sub').stat().st_ino} ")
+    (failure,) = undo(place, path="nothing")["failures"]
+    assert "executable" in failure["reason"]
+    assert not (source / "docs/sub").exists()
+    (moved,) = os.fsencode(next(source.glob("bin/*/a")).parent.name).decode().split(".")[:-1]
+    assert name.startswith(moved)
+
+
 def test_another_agent_learns_who_completes_a_killed_undo(own_place: MakePlace, tmp_path: Path) -> None:
     """Its own undo is refused: it may not act for the other agent."""
     source = _make_source(tmp_path)
@@ -311,6 +334,26 @@ def test_a_directory_gets_its_time_back_after_two_kills(own_place: MakePlace, tm
     assert undo(place, path="nothing")["failures"] == []
     assert not list((source / "docs").glob("new-*"))
     assert (source / "docs").stat().st_mtime_ns == time
+
+
+def test_a_name_that_is_too_long_leaves_the_search_in_its_directory(own_place: MakePlace, tmp_path: Path) -> None:
+    """The other name of the file lies in a directory beside a name whose path no system call takes."""
+    source = _make_source(tmp_path)
+    place = own_place(policy=AGENT_ALL)
+
+    def make_deep() -> None:
+        os.chdir(source)
+        while len(os.getcwd()) < 3850:
+            os.mkdir("n" * 100)
+            os.chdir("n" * 100)
+        os.mkdir("a" * 250)
+        os.link(source / "docs/b", "z")
+
+    run_in_child(make_deep)
+    (place.path / "docs/b").unlink()
+    result = undo(place, agent="alice")
+    assert (result["failures"], result["conflicts"]) == ([], [])
+    assert (source / "docs/b").stat().st_nlink == 2
 
 
 @pytest.mark.root
