@@ -135,7 +135,7 @@ class Execution:
                     self._prepare(step, journal)
                     self._make_and_track(step, journal)
                 else:
-                    self._check_arrival(step)
+                    self._check_made(step)
                     self._note_dir_times(step, journal, is_complete=True)
             except OSError as error:
                 if error.errno in _FULL:
@@ -336,50 +336,52 @@ class Execution:
         to, is_exchange = step.arguments["to"], step.do == "exchange"
         details: dict[str, Any] = {"to": to, TOUCHES: [to], **({"exchange": True} if is_exchange else {})}
         flags = syscalls.RENAME_EXCHANGE if is_exchange else syscalls.RENAME_NOREPLACE
-        with self._directory(to) as (target, new), self._change(step, details) as (directory, name):
-            syscalls.renameat2(directory, name, target, new, flags)
-            self._check_arrival(step)
+        with self._directory(to) as end, self._change(step, details) as start:
+            syscalls.renameat2(*start, *end, flags)
+            self._check_arrival(step, start, end)
 
-    def _check_arrival(self, step: UndoStep) -> None:
+    def _check_made(self, step: UndoStep) -> None:
+        """As `_check_arrival`, for a step that the killed undo has made."""
+        if self._judge is not None and step.do in _BRINGING:
+            with self._directory(step.path) as start, self._directory(step.arguments.get("to", step.path)) as end:
+                self._check_arrival(step, start, end)
+
+    def _check_arrival(self, step: UndoStep, start: tuple[int, bytes], end: tuple[int, bytes]) -> None:
         """Judge again what a step has brought to a path, and reverse the step if the policy refuses it. OSError.
 
         The agent may have changed the files after the first judgement. Since the step, the mount judges their changes
-        by the new path.
+        by the new path. `start` and `end`: the opened directories of the step, each with the name; of a link the same.
         """
-        if self._judge is None or step.do not in _BRINGING:
+        if self._judge is None:
             return
         try:
             denied = next(iter(self._judge(arrived_changes(step, self)).values()), None)
             if denied is not None:
                 raise self._authorizer.deny(denied, CALLER)
         except OSError:
-            self._reverse(step)
+            self._reverse(step, start, end)
             raise
 
-    def _reverse(self, step: UndoStep) -> None:
-        with self._directory(step.path) as (directory, name):
-            if step.do == "link":
-                if self._is_linked(step):
-                    os.unlink(name, dir_fd=directory)
-                return
-            with self._directory(step.arguments["to"]) as (target, new):
-                if step.do == "exchange":
-                    syscalls.renameat2(target, new, directory, name, syscalls.RENAME_EXCHANGE)
-                    return
-                try:
-                    syscalls.renameat2(target, new, directory, name, syscalls.RENAME_NOREPLACE)
-                except FileExistsError:  # the agent has taken the name; it cannot foresee this one
-                    kept = (
-                        name[:200].decode(errors="ignore").encode()
-                    )  # a cut character would make a name that is not UTF-8
-                    other = b"%s.%s" % (kept, secrets.token_hex(8).encode())
-                    syscalls.renameat2(target, new, directory, other, syscalls.RENAME_NOREPLACE)
+    def _reverse(self, step: UndoStep, start: tuple[int, bytes], end: tuple[int, bytes]) -> None:
+        directory, name = start
+        if step.do == "link":
+            if self._is_linked(step):
+                os.unlink(name, dir_fd=directory)
+        elif step.do == "exchange":
+            syscalls.renameat2(*end, *start, syscalls.RENAME_EXCHANGE)
+        else:
+            try:
+                syscalls.renameat2(*end, *start, syscalls.RENAME_NOREPLACE)
+            except FileExistsError:  # the agent has taken the name; it cannot foresee this one
+                kept = name[:200].decode(errors="ignore").encode()  # a cut character would make a name that is no UTF-8
+                other = b"%s.%s" % (kept, secrets.token_hex(8).encode())
+                syscalls.renameat2(*end, directory, other, syscalls.RENAME_NOREPLACE)
 
     def _link(self, step: UndoStep) -> None:
         of = step.arguments["of"]
         with self._directory(of) as (source, old), self._change(step, {"from": of}) as (directory, name):
             os.link(old, name, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
-            self._check_arrival(step)
+            self._check_arrival(step, (directory, name), (directory, name))
 
     def _symlink(self, step: UndoStep) -> None:
         target, mtime = step.arguments["target"], step.arguments["mtime"]

@@ -520,6 +520,27 @@ def test_a_file_that_the_agent_changes_during_the_move_stays(
     assert [entry.path for entry in denied] == ["docs/sub/a"]
 
 
+@pytest.mark.root
+def test_the_reversal_of_a_move_leaves_another_directory(own_place: MakePlace, tmp_path: Path) -> None:
+    """The user exchanges two directories after a move back has brought a script, and before its reversal."""
+    source = _make_source(tmp_path)
+    (source / "other/sub").mkdir(parents=True)
+    _script(source / "other/sub/a")
+    place = own_place(policy=AGENT_RULES)
+    _call(place, "mark", name="move")
+    (place.path / "docs/sub").rename(place.path / "bin/sub")
+    companion = companion_of(place.pid)
+    delay = ("-e", "trace=renameat2", "-e", "inject=renameat2:delay_enter=2000000:delay_exit=2000000:when=1")
+    ends = -100, os.fsencode(source / "docs"), -100, os.fsencode(source / "other")
+    with traced(place, tmp_path / "log", *delay, process=companion), ThreadPoolExecutor() as pool:
+        taken_back = pool.submit(_call, place, "undo", turn="move")
+        until((source / "docs/sub").exists, "the directory has moved")
+        syscalls.renameat2(*ends, syscalls.RENAME_EXCHANGE)
+        result = taken_back.result()
+    (failure,) = result["failures"]
+    assert (failure["path"], (source / "docs/sub/a").read_text()) == ("bin/sub", _SCRIPT), list(source.rglob("*"))
+
+
 def test_the_policy_judges_the_content_that_a_move_brings(own_place: MakePlace, tmp_path: Path) -> None:
     """A file is changed, moved and changed again. The move back would bring the last content, which is too large."""
     source = _make_source(tmp_path)
