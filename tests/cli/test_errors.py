@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.terminal import on_terminal
 from tests.support.world import Mounted, bonobofs, environment
 
 
@@ -76,27 +75,8 @@ def test_output_has_colour_only_on_a_terminal_without_no_color(mounted: Mounted)
     """A pipe gets plain text."""
     mounted()
     assert "\x1b" not in bonobofs("status").stdout
-    assert b"\x1b[3" in _on_a_terminal({})
-    assert b"\x1b[3" not in _on_a_terminal({"NO_COLOR": "1"})
-
-
-def _on_a_terminal(env: dict[str, str]) -> bytes:
-    mine, theirs = pty.openpty()
-    with os.fdopen(mine, "rb", buffering=0) as terminal:
-        subprocess.run(
-            [sys.executable, "-m", "bonobofs", "status"],
-            env=environment(TERM="xterm", **env),
-            stdout=theirs,
-            check=True,
-        )
-        os.close(theirs)
-        shown = b""
-        try:
-            while piece := terminal.read(4096):
-                shown += piece
-        except OSError:
-            pass  # A terminal whose other side is closed ends with EIO.
-    return shown
+    assert "\x1b[3" in on_terminal("status")
+    assert "\x1b[3" not in on_terminal("status", NO_COLOR="1")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
