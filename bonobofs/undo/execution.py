@@ -88,7 +88,7 @@ class Execution:
         self._expected: list[int] | None = None
         """What the present step expects at its path (`UndoStep.expected`)."""
         self._may_exist = False
-        """Whether the killed undo may have created the file of the present step, without its state."""
+        """Whether the killed undo may have created the file of the present step, but not set owner, mode and time."""
         self._make: Final[dict[str, Callable[[UndoStep], None]]] = {
             "remove": self._remove,
             "rmdir": self._rmdir,
