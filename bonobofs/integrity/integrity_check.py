@@ -308,7 +308,7 @@ class _TreeReverter:
         self._top: Final = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._content: Final = content
         self._kept: Final = kept
-        self._place: Path | None = None
+        self._new_kept: Path | None = None
         """The new directory for the files that are removed or replaced."""
 
     def __enter__(self) -> Self:
@@ -403,15 +403,15 @@ class _TreeReverter:
         """Copy a file that is about to be removed or replaced."""
         if self._kept is None or change.after is None or change.after.kind != "file" or change.after.problem:
             return
-        if self._place is None:
-            self._place = _new_directory(self._kept)
-        place = self._place / change.path
-        place.parent.mkdir(parents=True, exist_ok=True)
+        if self._new_kept is None:
+            self._new_kept = _new_directory(self._kept)
+        copied = self._new_kept / change.path
+        copied.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         with (
             os.fdopen(fd, "rb") as source,
             suppress(FileExistsError),
-            os.fdopen(os.open(place, _WRITTEN, 0o600), "wb") as copy,
+            os.fdopen(os.open(copied, _WRITTEN, 0o600), "wb") as copy,
         ):
             shutil.copyfileobj(source, copy)
 

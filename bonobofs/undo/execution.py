@@ -43,7 +43,7 @@ _LONGEST_VALUE: Final = 1 << 16
 _SENT: Final = 0x7FFFF000
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _KEEP_TIME: Final = -1
-_BRINGING: Final = ("rename", "exchange", "link")
+_NEW_PATHS: Final = ("rename", "exchange", "link")
 """Steps that give a file of the source another path."""
 _AFTER_FAILURE: Final = "an earlier step of its files was not made"
 
@@ -342,7 +342,7 @@ class Execution:
 
     def _check_made(self, step: UndoStep) -> None:
         """As `_check_arrival`, for a step that the killed undo has made."""
-        if self._judge is not None and step.do in _BRINGING:
+        if self._judge is not None and step.do in _NEW_PATHS:
             with self._directory(step.path) as start, self._directory(step.arguments.get("to", step.path)) as end:
                 self._check_arrival(step, start, end)
 
