@@ -58,14 +58,11 @@ class OwnEffects:
     def __init__(self) -> None:
         self._names: Final[_Recent[tuple[int, bytes]]] = _Recent()
         self._fingerprints: Final[_Recent[int]] = _Recent()
-        self._rotated = time_ns()
 
     def expire(self, since: int) -> None:
         """Drop effects from long before `since`, in nanoseconds since 1970. Events are compared up to that time."""
-        if since > self._rotated + _MARGIN:
-            self._names.rotate()
-            self._fingerprints.rotate()
-            self._rotated = time_ns()
+        self._names.expire(since)
+        self._fingerprints.expire(since)
 
     def compact(self) -> None:
         """Move the values together in memory, after many nodes were forgotten.
@@ -110,15 +107,22 @@ class _Recent(Generic[Key]):
     def __init__(self) -> None:
         self._new: dict[Key, int] = {}
         self._old: dict[Key, int] = {}
+        self._rotated = time_ns()
 
     def put(self, key: Key, value: int) -> None:
         if len(self._new) >= _REMEMBERED:
-            self.rotate()
+            self._rotate()
         self._new[key] = value
 
-    def rotate(self) -> None:
+    def expire(self, since: int) -> None:
+        """Rotate if the last rotation was long before `since`, in nanoseconds since 1970."""
+        if since > self._rotated + _MARGIN:
+            self._rotate()
+
+    def _rotate(self) -> None:
         """Drop the values from before the last rotation."""
         self._old, self._new = self._new, {}
+        self._rotated = time_ns()
 
     def compact(self, copy: Callable[[Key], Key]) -> None:
         """Replace all keys and values by copies."""
@@ -130,6 +134,16 @@ class _Recent(Generic[Key]):
         """Return the value, or -1."""
         found = self._new.get(key)
         return self._old.get(key, -1) if found is None else found
+
+
+def _stat_name(directory: int, name: bytes) -> os.stat_result | None:
+    """Return the stat of a name in the open directory, and of the directory itself if the name is empty."""
+    try:
+        if directory < 0:
+            return None
+        return os.stat(name, dir_fd=directory, follow_symlinks=False) if name else os.fstat(directory)
+    except OSError:
+        return None
 
 
 def _attributes(st: os.stat_result) -> int:
@@ -221,15 +235,43 @@ class ExternalChanges:
     def compare_changes(self, body: bytes) -> None:
         """Compare what the watcher has reported; `body` is a message in the format of `system.watcher_events`."""
         self.since = watcher_events.since(body)
-        for ino, path, name, kinds in watcher_events.decode(body):
-            self._compare(ino, path, name, kinds)
+        for ino, path, names in watcher_events.decode(body):
+            directory = self._find_directory(ino)
+            fd = self._open_directory(directory, ino, path)
+            try:
+                for name, kinds in names.items():
+                    self._compare(directory, fd, ino, path, name, kinds)
+            finally:
+                if fd >= 0:
+                    os.close(fd)
         self.own_effects.expire(self.since)
 
-    def _compare(self, ino: int, path: bytes, name: bytes, kinds: int) -> None:
+    def _find_directory(self, ino: int) -> Node | None:
+        """Return the directory with this inode number. A file may have reused the number of a removed directory."""
+        node = self._inodes.find(ino)
+        return node if node is not None and node.is_dir else None
+
+    def _open_directory(self, directory: Node | None, ino: int, path: bytes) -> int:
+        """Return an O_PATH descriptor of the directory with this inode number; -1 if it has neither known path.
+
+        Its path in the node table is tried first, then the path from the watcher. Another directory may have either.
+        """
+        own_path = path if directory is None else os.fsencode(self._inodes.path(directory))
+        for above in dict.fromkeys((own_path, path)):
+            try:
+                fd = self._source.open_path(above)
+            except OSError:
+                continue
+            if os.fstat(fd).st_ino == ino:
+                return fd
+            os.close(fd)
+        return -1
+
+    def _compare(self, directory: Node | None, fd: int, ino: int, path: bytes, name: bytes, kinds: int) -> None:
+        """Compare one name of the directory with this inode number. `fd`: its descriptor, or -1 if it was removed."""
         if kinds == GONE and self.own_effects.made_to_lead(ino, name) == 0:
             return  # the mount has removed or moved it, and the name is still free
-        directory = self._inodes.find(ino)
-        st = self._stat_name(directory, path, name)
+        st = _stat_name(fd, name)
         there = st.st_ino if st is not None else 0
         if kinds & (MADE | GONE) and self.own_effects.made_to_lead(ino, name) != there:
             self.own_effects.note_name(ino, name, there)
@@ -262,11 +304,14 @@ class ExternalChanges:
         """Invalidate the kernel's cache of `path`, which the session's companion has changed."""
         above, _, name = os.fsencode(path).rpartition(b"/")
         try:
-            ino = self._source.stat_below(above or b".").st_ino
+            fd = self._source.open_path(above)
         except OSError:
             return
-        directory = self._inodes.find(ino)
-        st = self._stat_name(None, above, name)
+        try:
+            ino, st = os.fstat(fd).st_ino, _stat_name(fd, name)
+        finally:
+            os.close(fd)
+        directory = self._find_directory(ino)
         there = st.st_ino if st is not None else 0
         self.own_effects.note_name(ino, name, there)
         node = self._inodes.find(there) if st is not None else None
@@ -322,21 +367,6 @@ class ExternalChanges:
             self._update_fingerprint(node, st)
         if kinds & MODIFIED and not self.own_effects.has_attributes(st):
             self._add_suspect(path, MODIFIED, st)
-
-    def _stat_name(self, directory: Node | None, path: bytes, name: bytes) -> os.stat_result | None:
-        """Return the stat of the name. Try the directory's path in the node table, then the path from the watcher."""
-        paths = [path]
-        if directory is not None:
-            own_path = os.fsencode(self._inodes.path(directory))
-            if own_path != path:
-                paths.insert(0, own_path)
-        for above in paths:
-            try:
-                full = b"%s/%s" % (above, name) if above and name else above or name or b"."
-                return self._source.stat_below(full)
-            except OSError:
-                continue
-        return None
 
     @staticmethod
     def _text(path: bytes, name: bytes) -> str:

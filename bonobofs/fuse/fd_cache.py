@@ -247,6 +247,13 @@ class FdCache:
         finally:
             os.close(fd)
 
+    def open_path(self, path: bytes) -> int:
+        """Return a new O_PATH descriptor of a directory below the source, or of the source for b"".
+
+        OSError; it does not follow symlinks.
+        """
+        return self._walk(path) if path else os.open(".", os.O_PATH | os.O_CLOEXEC, dir_fd=self.root)
+
     def _walk(self, path: bytes) -> int:
         """Return an O_PATH descriptor of a directory. The path may be longer than PATH_MAX."""
         fd = self.root

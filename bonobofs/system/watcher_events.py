@@ -67,12 +67,16 @@ def since(message: bytes) -> int:
     return int(message.partition(b"\0")[0])
 
 
-def decode(message: bytes) -> Iterator[tuple[int, bytes, bytes, int]]:
-    """Yield for each name of a message: inode number and path of its directory, the name, and its events."""
-    ino, path = 0, b""
+def decode(message: bytes) -> Iterator[NameEvents]:
+    """Yield the directories of a message."""
+    directory: NameEvents | None = None
     for part in message.split(b"\0")[1:]:
         if part[0] == _SLASH:
+            if directory is not None:
+                yield directory
             number, _, path = part[1:].partition(b"/")
-            ino = int(number)
-        else:
-            yield ino, path, part[1:], part[0] - _PLAIN
+            directory = NameEvents(int(number), path, {})
+        elif directory is not None:
+            directory.names[part[1:]] = part[0] - _PLAIN
+    if directory is not None:
+        yield directory
