@@ -42,8 +42,10 @@ _TIMEOUT: Final = 10.0
 """Seconds within which a caller must complete a line, and must take an answer."""
 _ACCEPT_PAUSE: Final = 0.1
 """Seconds until the next attempt if a connection cannot be accepted, for example without free descriptors."""
-_LOAD_SECONDS: Final = 0.03
-"""Seconds until the calls are loaded without a caller, so that `mount` does not compete with it for the processors."""
+_LOAD_SECONDS: Final = 1.0
+"""Seconds until the calls are loaded without a caller. Loading takes 40 ms of processor time, which the first programs
+in the mount need.
+"""
 _MAX_FDS: Final = 2
 """Descriptors that a connection may send with a call; the kernel closes further ones."""
 _BLOCK: Final = 1 << 16
@@ -168,7 +170,7 @@ class SocketServer:
     def __init__(self, directory: Path, load: Callable[[], tuple[Handler, Limits]], guest: int | None = None) -> None:
         """Listen in `directory`, and replace the socket of an earlier companion. OSError.
 
-        The thread that accepts calls runs `load` when the first caller connects, or soon after the mount. `guest`
+        The thread that accepts calls runs `load` when the first caller connects, or a second after the mount. `guest`
         is the uid of a further user who is accepted.
         """
         self._path: Final = directory / GUARD_SOCKET
