@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple, Self
 
 from bonobofs.errors import BonobofsError, UsageError, error_text
@@ -33,7 +33,7 @@ from bonobofs.integrity.protected_tree import (
     as_plain,
     capture,
     from_plain,
-    open_parent,
+    opened_parent,
 )
 from bonobofs.state.home import home
 from bonobofs.system.paths import remove_tree
@@ -45,6 +45,7 @@ VIOLATION: Final = "violation.json"
 MOST: Final = 10_000
 """Maximum number of files that a violation lists."""
 _ROUNDS: Final = 3
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITTEN: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MESSAGE: Final = "Agent directly modified {} directory, which is prohibited by AGENTS.md"
 
@@ -308,14 +309,16 @@ class _TreeReverter:
         self._top: Final = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._content: Final = content
         self._kept: Final = kept
-        self._new_kept: Path | None = None
-        """The new directory for the files that are removed or replaced."""
+        self._new_kept = -1
+        """Descriptor of the new directory for the files that are removed or replaced; -1: there is none."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._top)
+        if self._new_kept >= 0:
+            os.close(self._new_kept)
 
     def revert(self, changes: Sequence[FileChange]) -> Iterator[str]:
         """Take back each change that is possible now; yield a sentence for each that fails."""
@@ -328,11 +331,8 @@ class _TreeReverter:
 
     def _attempt(self, act: Callable[[FileChange, int, str], None], change: FileChange) -> Iterator[str]:
         try:
-            parent, name = open_parent(self._top, change.path)
-            try:
+            with opened_parent(self._top, change.path) as (parent, name):
                 act(change, parent, name)
-            finally:
-                os.close(parent)
         except (OSError, BonobofsError) as error:
             yield f"{change.path}: {error_text(error)}"
 
@@ -403,15 +403,17 @@ class _TreeReverter:
         """Copy a file that is about to be removed or replaced."""
         if self._kept is None or change.after is None or change.after.kind != "file" or change.after.problem:
             return
-        if self._new_kept is None:
-            self._new_kept = _new_directory(self._kept)
-        copied = self._new_kept / change.path
-        copied.parent.mkdir(parents=True, exist_ok=True)
+        if self._new_kept < 0:
+            self._new_kept = os.open(_new_directory(self._kept), _DIRECTORY)
+        for above in reversed(PurePosixPath(change.path).parents[:-1]):
+            with opened_parent(self._new_kept, str(above)) as (directory, new), suppress(FileExistsError):
+                os.mkdir(new, dir_fd=directory)
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         with (
             os.fdopen(fd, "rb") as source,
+            opened_parent(self._new_kept, change.path) as (directory, new),
             suppress(FileExistsError),
-            os.fdopen(os.open(copied, _WRITTEN, 0o600), "wb") as copy,
+            os.fdopen(os.open(new, _WRITTEN, 0o600, dir_fd=directory), "wb") as copy,
         ):
             shutil.copyfileobj(source, copy)
 

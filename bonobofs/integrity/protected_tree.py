@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from bonobofs.errors import BonobofsError, error_text
@@ -183,10 +183,15 @@ def _status(st: os.stat_result) -> tuple[int, ...]:
     return st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns
 
 
-def open_parent(top: int, path: str) -> tuple[int, str]:
-    """Open the directory of `path` beneath `top` without following symlinks; return it and the name. OSError."""
+@contextmanager
+def opened_parent(top: int, path: str) -> Iterator[tuple[int, str]]:
+    """Open the directory of `path` beneath `top` without following symlinks; yield it and the name. OSError."""
     above, _, name = path.rpartition("/")
-    return syscalls.openat2(top, os.fsencode(above or "."), _LISTED, _BENEATH), name
+    directory = syscalls.openat2(top, os.fsencode(above or "."), _LISTED, _BENEATH)
+    try:
+        yield directory, name
+    finally:
+        os.close(directory)
 
 
 def as_plain(tree: Tree) -> dict[str, list[Any]]:

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Unpack
@@ -157,7 +157,7 @@ class Execution:
 
     def _prepare(self, step: UndoStep, journal: UndoJournal) -> None:
         """Note the inode at the path. ESTALE: the file is neither as it was for the plan nor half written by it."""
-        st = self._stat(step.path)
+        st = self._stat(step.arguments.get("of", step.path))
         is_half_written = st is not None and step.do == "put" and st.st_nlink > 1 and journal.begun == st.st_ino
         self._expected = None if is_half_written else step.expected
         self._check_expected(st)
@@ -168,7 +168,7 @@ class Execution:
         """Compare a file with what the present step expects at its path. ESTALE: it is another one."""
         found = None if st is None else expectation(st.st_mode, st.st_size, st.st_mtime_ns)
         if self._expected not in (None, found):
-            raise OSError(errno.ESTALE, "the file was changed while it was taken back")
+            raise _changed()
 
     def _is_made(self, step: UndoStep, journal: UndoJournal) -> bool:
         """Return whether the killed undo made a step without its dot."""
@@ -180,8 +180,11 @@ class Execution:
             return st is None
         if step.do in ("rename", "exchange"):
             other = self._stat(arguments["to"])
-            is_moved = step.do == "rename" and st is None
-            return other is not None and (is_moved or other.st_ino == journal.begun)
+            if other is None or journal.begun:
+                return other is not None and other.st_ino == journal.begun
+            # A power loss may cut the note of the inode.
+            is_same = expectation(other.st_mode, other.st_size, other.st_mtime_ns) == step.expected
+            return step.do == "rename" and st is None and is_same
         if step.do == "put":
             if st is None or (st.st_ino == journal.begun and st.st_nlink == 1):
                 return False
@@ -213,17 +216,22 @@ class Execution:
 
     @contextmanager
     def _change(self, step: UndoStep, details: dict[str, Any] | None = None) -> Iterator[tuple[int, bytes]]:
-        """Authorize the change of a step; its open directory and the name. ESTALE: the file is not as in the plan."""
+        """Authorize the change of a step, and yield its open directory and the name."""
         record = {UNDO: step.change, **(details or {})}
         first, *related = judged_changes(step, self, self._images)
         admission = self._authorizer.authorize(first.request, first.context, *related, caller=CALLER, details=record)
         with admission, self._directory(step.path) as (directory, name):
-            self._check_found(directory, name)  # another directory may have the path meanwhile
             yield directory, name
 
-    def _check_found(self, directory: int, name: bytes) -> None:
-        if self._expected is not None:
-            self._check_expected(os.stat(name, dir_fd=directory, follow_symlinks=False))
+    @contextmanager
+    def _compared(self, directory: int, name: bytes) -> Iterator[str]:
+        """Yield a path that leads to the file that has the name now, whatever takes the name later.
+
+        ESTALE: the file is not as in the plan. Another file or another directory may have taken the path.
+        """
+        with _opened(directory, name, os.O_PATH) as fd:
+            self._check_expected(os.fstat(fd))
+            yield f"/proc/self/fd/{fd}"
 
     def facts_of(self, path: str) -> FileFacts:
         """As `StepFiles.facts_of`."""
@@ -252,11 +260,11 @@ class Execution:
         return Kind.FILE if st is None else kind_of(st.st_mode)
 
     def _remove(self, step: UndoStep) -> None:
-        with self._change(step) as (directory, name):
+        with self._change(step) as (directory, name), self._compared(directory, name):
             os.unlink(name, dir_fd=directory)
 
     def _rmdir(self, step: UndoStep) -> None:
-        with self._change(step) as (directory, name):
+        with self._change(step) as (directory, name), self._compared(directory, name):
             os.rmdir(name, dir_fd=directory)
 
     def _mkdir(self, step: UndoStep) -> None:
@@ -293,14 +301,15 @@ class Execution:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         made = os.open(temporary, flags, 0o600, dir_fd=directory)
         try:
-            _fill(made, content, step.arguments["size"])
+            size = step.arguments["size"]
+            _fill(made, content, size, _data_of(content, size))
             _set_xattrs(made, self._xattrs(step, directory, name))
             _set_state(made, step.arguments)
             if step.arguments["new"]:
                 syscalls.renameat2(directory, temporary, directory, name, syscalls.RENAME_NOREPLACE)
             else:
-                self._check_found(directory, name)  # another program may have written while the content was copied
-                os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+                with self._compared(directory, name):  # another program may have written while the content was copied
+                    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
         except BaseException:
             with suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=directory)
@@ -323,11 +332,11 @@ class Execution:
 
     def _write(self, step: UndoStep, content: int) -> None:
         """Write in place a file that has several names, which all keep leading to it."""
-        with self._change(step) as (directory, name):
-            made = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        size = step.arguments["size"]
+        with self._change(step) as start, self._compared(*start) as file:
+            made = os.open(file, os.O_RDWR | os.O_CLOEXEC)
             try:
-                _fill(made, content, step.arguments["size"])
-                os.ftruncate(made, step.arguments["size"])
+                _fill(made, content, size, [(0, size)])
                 _set_state(made, step.arguments)
             finally:
                 os.close(made)
@@ -336,8 +345,11 @@ class Execution:
         to, is_exchange = step.arguments["to"], step.do == "exchange"
         details: dict[str, Any] = {"to": to, TOUCHES: [to], **({"exchange": True} if is_exchange else {})}
         flags = syscalls.RENAME_EXCHANGE if is_exchange else syscalls.RENAME_NOREPLACE
-        with self._directory(to) as end, self._change(step, details) as start:
+        with self._directory(to) as end, self._change(step, details) as start, self._compared(*start) as file:
             syscalls.renameat2(*start, *end, flags)
+            if not os.path.samestat(os.stat(file), os.stat(end[1], dir_fd=end[0], follow_symlinks=False)):
+                self._reverse(step, start, end)
+                raise _changed()
             self._check_arrival(step, start, end)
 
     def _check_made(self, step: UndoStep) -> None:
@@ -379,9 +391,10 @@ class Execution:
 
     def _link(self, step: UndoStep) -> None:
         of = step.arguments["of"]
-        with self._directory(of) as (source, old), self._change(step, {"from": of}) as (directory, name):
-            os.link(old, name, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
-            self._check_arrival(step, (directory, name), (directory, name))
+        with self._directory(of) as old, self._change(step, {"from": of}) as place, self._compared(*old) as file:
+            directory, name = place
+            os.link(file, name, dst_dir_fd=directory, follow_symlinks=True)
+            self._check_arrival(step, place, place)
 
     def _symlink(self, step: UndoStep) -> None:
         target, mtime = step.arguments["target"], step.arguments["mtime"]
@@ -394,23 +407,18 @@ class Execution:
 
     def _set_mode(self, step: UndoStep) -> None:
         mode = step.arguments["mode"]
-        with self._change(step, {"mode": f"{mode:04o}"}) as (directory, name):
-            opened = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-            try:
-                os.chmod(f"/proc/self/fd/{opened}", mode)  # fails for a symlink; chmod of the name would follow it
-            finally:
-                os.close(opened)
+        with self._change(step, {"mode": f"{mode:04o}"}) as place, self._compared(*place) as file:
+            os.chmod(file, mode)  # fails for a symlink
 
     def _set_owner(self, step: UndoStep) -> None:
         uid, gid = step.arguments["uid"], step.arguments["gid"]
-        with self._change(step, {"owner": uid, "group": gid}) as (directory, name):
-            os.chown(name, uid, gid, dir_fd=directory, follow_symlinks=False)
+        with self._change(step, {"owner": uid, "group": gid}) as place, self._compared(*place) as file:
+            os.chown(file, uid, gid)
 
     def _set_times(self, step: UndoStep) -> None:
         mtime = step.arguments["mtime"]
-        with self._change(step) as (directory, name):
-            st = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            os.utime(name, ns=(st.st_atime_ns, mtime), dir_fd=directory, follow_symlinks=False)
+        with self._change(step) as place, self._compared(*place) as file:
+            os.utime(file, ns=(os.stat(file).st_atime_ns, mtime))
 
     def _set_dir_time(self, step: UndoStep) -> None:
         """Set the time of a directory whose changes were all taken back; the policy and the owner must permit it."""
@@ -458,12 +466,12 @@ class Execution:
         name, value, old = step.arguments["name"], step.arguments["value"], self._xattr(step)
         if old == value:
             return  # the killed undo has set it, or the plan dropped the step that restored the content
-        with self._change(step, {"name": name, OLD_VALUE: old, NEW_VALUE: value}) as (directory, file):
-            path = _of(directory, file)
+        details = {"name": name, OLD_VALUE: old, NEW_VALUE: value}
+        with self._change(step, details) as place, self._compared(*place) as file:
             if value is None:
-                os.removexattr(path, name, follow_symlinks=False)
+                os.removexattr(file, name)
             else:
-                os.setxattr(path, name, bytes.fromhex(value), follow_symlinks=False)
+                os.setxattr(file, name, bytes.fromhex(value))
 
     def _xattr(self, step: UndoStep) -> str | None:
         """Return the value of the extended attribute that a step sets, in hex; None: there is none."""
@@ -562,9 +570,13 @@ class UndoJournal:
         self.done += 1
 
 
+def _changed() -> OSError:
+    return OSError(errno.ESTALE, "the file was changed while it was taken back")
+
+
 @contextmanager
-def _opened(directory: int, name: bytes) -> Iterator[int]:
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+def _opened(directory: int, name: bytes, flags: int = os.O_RDONLY) -> Iterator[int]:
+    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     try:
         yield fd
     finally:
@@ -591,13 +603,27 @@ def _of(directory: int, name: bytes) -> bytes:
     return b"/proc/self/fd/%d/%s" % (directory, name)
 
 
-def _fill(fd: int, content: int, size: int) -> None:
+def _fill(fd: int, content: int, size: int, blocks: Iterable[tuple[int, int]]) -> None:
+    """Copy these ranges of a kept content to the same offsets."""
+    is_whole = os.fstat(content).st_size >= size
+    for start, end in blocks:
+        at = os.lseek(fd, start, os.SEEK_SET)
+        while is_whole and at < end:
+            sent = os.sendfile(fd, content, at, min(end - at, _SENT))
+            is_whole, at = sent > 0, at + sent
+    if not is_whole:
+        raise OSError(errno.EIO, "the kept content is shorter than it was")
+    os.ftruncate(fd, size)
+
+
+def _data_of(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of the ranges of a file that are no hole."""
     at = 0
-    while at < size:
-        sent = os.sendfile(fd, content, at, min(size - at, _SENT))
-        if not sent:
-            raise OSError(errno.EIO, "the kept content is shorter than it was")
-        at += sent
+    with suppress(OSError):  # ENXIO: only a hole follows
+        while at < size:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+            at = min(os.lseek(fd, start, os.SEEK_HOLE), size)
+            yield start, at
 
 
 def _set_state(fd: int, arguments: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ class Replay:
             return  # another program has removed it
         other = tree.find(arguments["to"]) if step.do == "exchange" else None
         step.files = [self._numbers.setdefault(each, len(self._numbers)) for each in (node, other) if each is not None]
-        if step.do not in ("link", "symlink", "mkdir") and not arguments.get("new"):
+        if step.do not in ("symlink", "mkdir") and not arguments.get("new"):
             step.expected = expectation(node.mode, node.size, node.mtime)
         if step.do == "put":
             node.size, node.mtime = arguments["size"], arguments["mtime"]

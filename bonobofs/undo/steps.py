@@ -29,7 +29,9 @@ class UndoStep:
     """Name of the change that it takes back."""
     arguments: dict[str, Any] = field(default_factory=dict)
     expected: list[int] | None = None
-    """`expectation` of the file at the path before the step; None: not compared."""
+    """`expectation` before the step of the file at the path, and of a link step of the file that it links; None: not
+    compared.
+    """
     files: list[int] = field(default_factory=list)
     """Numbers of the files that it changes. All steps of one file have its number."""
 

@@ -71,6 +71,22 @@ def test_what_a_shell_did_is_taken_back(own_place: MakePlace, tmp_path: Path) ->
     assert (place.path / "src/app.py").read_text() == "print('one')\n"
 
 
+def test_a_sparse_file_stays_sparse(own_place: MakePlace, tmp_path: Path) -> None:
+    """A disk image of 32 MiB that takes 8 KiB does not fill the disk when it returns."""
+    sparse = _source(tmp_path) / "image"
+    with sparse.open("wb") as file:
+        file.write(b"start\n")
+        file.seek(16 << 20)
+        file.write(b"middle\n")
+        file.truncate(32 << 20)
+    before = state_of(sparse.parent)
+    place = own_place()
+    _shell(place, "rm image")
+    undo(place, agent="alice")
+    assert state_of(place.source) == before
+    assert sparse.stat().st_blocks * 512 < 1 << 20
+
+
 def test_an_undo_is_undone(own_place: MakePlace, tmp_path: Path) -> None:
     """The undo's own session is taken back like any other."""
     before = state_of(_source(tmp_path))

@@ -21,7 +21,7 @@ from bonobofs.policy.document import PolicyDocument
 from bonobofs.state.home import inside_directory
 from bonobofs.system import syscalls
 from bonobofs.undo.execution import UndoJournal
-from bonobofs.undo.steps import UndoStep
+from bonobofs.undo.steps import UndoStep, expectation
 from tests.support.commands import bonobofs, environment
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.observe import companion_of, stopped
@@ -55,6 +55,10 @@ def _call(place: Place, tool: str, **arguments: object) -> dict[str, Any]:
 def _images(place: Place) -> list[Path]:
     """Return the kept contents of the session that are not in a pack."""
     return [each for each in (place.home / "undo" / place.session.session).iterdir() if each.name.isdecimal()]
+
+
+def _exchange(one: Path, other: Path) -> None:
+    syscalls.renameat2(-100, os.fsencode(one), -100, os.fsencode(other), syscalls.RENAME_EXCHANGE)
 
 
 def _script(path: Path) -> None:
@@ -166,6 +170,7 @@ def test_the_operator_completes_an_agents_undo_under_the_policy_of_the_agent(
     about = {"source": str(source), "agent": principal[1], "principal": principal, "policy": policy, "changes": []}
     UndoJournal.begin(place.home / "undo", "killed", steps, about)
     if is_made:
+        (place.home / "undo/killed.done").write_text(f"{(source / 'bin/sub').stat().st_ino} ")
         (source / "bin/sub").rename(source / "docs/sub")
     result = undo(place, path="docs/b")
     assert result["completed"] == 1
@@ -318,7 +323,7 @@ def test_a_directory_gets_its_time_back_after_two_kills(own_place: MakePlace, tm
         (place.path / "docs" / f"new-{name}").touch()
     place.umount()
     program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source)]
-    kill = ("-e", "trace=utimensat", "-e", "inject=utimensat:signal=KILL", "-P", str(source))
+    kill = ("-e", "trace=utimensat", "-e", "inject=utimensat:signal=KILL")
     for resumed in (False, True):
         killed = subprocess.run(
             ["strace", "-f", "-qq", "-o", "/dev/null", *kill, *program],
@@ -364,7 +369,6 @@ def test_a_directory_that_takes_the_path_during_a_step_stays(own_place: MakePlac
     place = own_place(policy=AGENT_ALL)
     (place.path / "docs/sub/a").write_text("two\n")
     place.umount()
-    ends = -100, os.fsencode(source / "docs/sub"), -100, os.fsencode(source / "bin")
     delay = ("-e", "trace=linkat", "-e", "inject=linkat:delay_enter=2000000", "-P", str(source / "docs/sub"))
     program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
     command = ["strace", "-qq", "-o", "/dev/null", *delay, *program]
@@ -374,7 +378,7 @@ def test_a_directory_that_takes_the_path_during_a_step_stays(own_place: MakePlac
             lambda: any(_is_in_call(int(child), _LINKAT) for child in children.read_text().split()),
             "the undo keeps the content that it replaces",
         )
-        syscalls.renameat2(*ends, syscalls.RENAME_EXCHANGE)
+        _exchange(source / "docs/sub", source / "bin")
         result = json.loads(tracer.communicate()[0])
     assert [(each["path"], each["reason"]) for each in result["failures"]] == [
         ("docs/sub/a", "the file was changed while it was taken back")
@@ -403,9 +407,64 @@ def test_a_file_that_changes_while_its_old_content_is_copied_stays(own_place: Ma
     assert os.listdir(source / "docs/sub") == ["a"]
 
 
-@pytest.mark.parametrize("do", ["link", "symlink", "mkdir"])
+def _set_mode(path: Path) -> None:
+    path.chmod(0o600)
+
+
+def _set_time(path: Path) -> None:
+    os.utime(path, ns=(1, 10**18))
+
+
+def _set_xattr(path: Path) -> None:
+    os.setxattr(path, "user.color", b"red")
+
+
+def _rename(path: Path) -> None:
+    path.rename(path.parent / "moved")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("change", "call", "now"),
+    [
+        (_set_mode, "chmod", "docs/b"),
+        (_set_time, "utimensat", "docs/b"),
+        (_set_xattr, "removexattr", "docs/b"),
+        (_rename, "renameat2", "docs/moved"),
+    ],
+)
+def test_a_file_that_takes_the_name_during_a_step_stays(
+    own_place: MakePlace, tmp_path: Path, change: Callable[[Path], None], call: str, now: str
+) -> None:
+    """The user exchanges two files after the undo has compared one, and before it changes it."""
+    source = _make_source(tmp_path)
+    before = state_of(source)
+    place = own_place(policy=AGENT_ALL)
+    change(place.path / "docs/b")
+    place.umount()
+    log = tmp_path / "calls"
+    delay = ("-e", f"trace={call}", "-e", f"inject={call}:delay_enter=2000000:when=1")
+    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
+    command = ["strace", "-qq", "-o", str(log), *delay, *program]
+    with subprocess.Popen(command, cwd="/", env=environment(), stdout=subprocess.PIPE) as tracer:
+        until(lambda: log.exists() and call in log.read_text(), "the undo changes the file")
+        _exchange(source / now, source / "docs/sub/a")
+        result = json.loads(tracer.communicate()[0])
+    _exchange(source / now, source / "docs/sub/a")
+    if change is _rename:
+        assert [each["reason"] for each in result["failures"]] == ["the file was changed while it was taken back"]
+        (source / now).rename(source / "docs/b")
+    else:
+        assert result["failures"] == []
+    assert without_directory_times(state_of(source)) == without_directory_times(before)
+
+
+@pytest.mark.parametrize("do", ["link", "symlink", "mkdir", "rename"])
 def test_a_file_that_takes_the_name_of_a_killed_step_stays(own_place: MakePlace, tmp_path: Path, do: str) -> None:
-    """The undo of an agent was killed before a step, and the user creates a script or its directory at the path."""
+    """The undo of an agent was killed before a step, and the user creates a script or its directory at the new path.
+
+    The file that a rename step moves was moved elsewhere.
+    """
     source = _make_source(tmp_path)
     place = own_place(policy=AGENT_RULES)
     principal = [place.session.agent, place.session.agent_id, place.session.role]
@@ -417,10 +476,20 @@ def test_a_file_that_takes_the_name_of_a_killed_step_stays(own_place: MakePlace,
     before = state_of(source)
     state = {"mode": 0o777, "uid": os.getuid(), "gid": os.getgid(), "mtime": 10**18}
     arguments = {"of": "docs/b"} if do == "link" else {"target": "b", "xattrs": {}, **state}
+    step, reason = UndoStep(do, "docs/new", "change", arguments), "File exists"
+    if do == "rename":
+        number = (source / "docs/b").stat().st_ino
+        (source / "docs/b").rename(source / "moved")
+        before = state_of(source)
+        expected = expectation(stat.S_IFREG, 2, 0)
+        step = UndoStep(do, "docs/b", "change", {"to": "docs/new"}, expected)
+        reason = "the file was changed while it was taken back"
     about = {"source": str(source), "agent": principal[1], "principal": principal, "policy": policy, "changes": []}
-    UndoJournal.begin(place.home / "undo", "killed", [UndoStep(do, "docs/new", "change", arguments)], about)
+    UndoJournal.begin(place.home / "undo", "killed", [step], about)
+    if do == "rename":
+        (place.home / "undo/killed.done").write_text(f"{number} ")
     result = undo(place, path="nothing")
-    assert [(each["path"], each["reason"]) for each in result["failures"]] == [("docs/new", "File exists")]
+    assert [(each["path"], each["reason"]) for each in result["failures"]] == [(step.path, reason)]
     assert state_of(source) == before
 
 
@@ -531,11 +600,10 @@ def test_the_reversal_of_a_move_leaves_another_directory(own_place: MakePlace, t
     (place.path / "docs/sub").rename(place.path / "bin/sub")
     companion = companion_of(place.pid)
     delay = ("-e", "trace=renameat2", "-e", "inject=renameat2:delay_enter=2000000:delay_exit=2000000:when=1")
-    ends = -100, os.fsencode(source / "docs"), -100, os.fsencode(source / "other")
     with traced(place, tmp_path / "log", *delay, process=companion), ThreadPoolExecutor() as pool:
         taken_back = pool.submit(_call, place, "undo", turn="move")
         until((source / "docs/sub").exists, "the directory has moved")
-        syscalls.renameat2(*ends, syscalls.RENAME_EXCHANGE)
+        _exchange(source / "docs", source / "other")
         result = taken_back.result()
     (failure,) = result["failures"]
     assert (failure["path"], (source / "docs/sub/a").read_text()) == ("bin/sub", _SCRIPT), list(source.rglob("*"))
