@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Unpack
 
-from bonobofs.audit.entry import BY, NEW_VALUE, OLD_VALUE, TOUCHES, UNDO
+from bonobofs.audit.entry import BY, INODE, NEW_VALUE, OLD_VALUE, TOUCHES, UNDO
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.enforcement.authorizer import Admission, Caller, ChangeRecord, RelatedChange
 from bonobofs.errors import StateError, reason
@@ -46,6 +46,10 @@ _KEEP_TIME: Final = -1
 _NEW_PATHS: Final = ("rename", "exchange", "link")
 """Steps that give a file of the source another path."""
 _AFTER_FAILURE: Final = "an earlier step of its files was not made"
+
+
+_Name = tuple[int, bytes]
+"""An open directory, and a name in it."""
 
 
 class Failure(NamedTuple):
@@ -206,7 +210,7 @@ class Execution:
             return None
 
     @contextmanager
-    def _directory(self, path: str) -> Iterator[tuple[int, bytes]]:
+    def _directory(self, path: str) -> Iterator[_Name]:
         above, _, name = os.fsencode(path).rpartition(b"/")
         directory = syscalls.open_beneath(self._root, above or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -215,7 +219,7 @@ class Execution:
             os.close(directory)
 
     @contextmanager
-    def _change(self, step: UndoStep, details: dict[str, Any] | None = None) -> Iterator[tuple[int, bytes]]:
+    def _change(self, step: UndoStep, details: dict[str, Any] | None = None) -> Iterator[_Name]:
         """Authorize the change of a step, and yield its open directory and the name."""
         record = {UNDO: step.change, **(details or {})}
         first, *related = judged_changes(step, self, self._images)
@@ -260,8 +264,17 @@ class Execution:
         return Kind.FILE if st is None else kind_of(st.st_mode)
 
     def _remove(self, step: UndoStep) -> None:
-        with self._change(step) as (directory, name), self._compared(directory, name):
-            os.unlink(name, dir_fd=directory)
+        """Remove a file under a temporary name, so that a file that takes the name meanwhile stays."""
+        st, temporary = self._stat(step.path), stray_name()
+        details = {BY: temporary, INODE: 0 if st is None else st.st_ino}
+        with self._change(step, details) as (directory, name), self._compared(directory, name) as file:
+            start, end = (directory, name), (directory, temporary.encode())
+            _move(file, start, end, 0)
+            try:
+                os.unlink(temporary, dir_fd=directory)
+            except OSError:
+                _move_back(start, end, 0)
+                raise
 
     def _rmdir(self, step: UndoStep) -> None:
         with self._change(step) as (directory, name), self._compared(directory, name):
@@ -308,8 +321,9 @@ class Execution:
             if step.arguments["new"]:
                 syscalls.renameat2(directory, temporary, directory, name, syscalls.RENAME_NOREPLACE)
             else:
-                with self._compared(directory, name):  # another program may have written while the content was copied
-                    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+                # Another program may have written while the content was copied.
+                with self._compared(directory, name) as file:
+                    _replace(file, directory, name, temporary)
         except BaseException:
             with suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=directory)
@@ -346,10 +360,7 @@ class Execution:
         details: dict[str, Any] = {"to": to, TOUCHES: [to], **({"exchange": True} if is_exchange else {})}
         flags = syscalls.RENAME_EXCHANGE if is_exchange else syscalls.RENAME_NOREPLACE
         with self._directory(to) as end, self._change(step, details) as start, self._compared(*start) as file:
-            syscalls.renameat2(*start, *end, flags)
-            if not os.path.samestat(os.stat(file), os.stat(end[1], dir_fd=end[0], follow_symlinks=False)):
-                self._reverse(step, start, end)
-                raise _changed()
+            _move(file, start, end, flags)
             self._check_arrival(step, start, end)
 
     def _check_made(self, step: UndoStep) -> None:
@@ -358,7 +369,7 @@ class Execution:
             with self._directory(step.path) as start, self._directory(step.arguments.get("to", step.path)) as end:
                 self._check_arrival(step, start, end)
 
-    def _check_arrival(self, step: UndoStep, start: tuple[int, bytes], end: tuple[int, bytes]) -> None:
+    def _check_arrival(self, step: UndoStep, start: _Name, end: _Name) -> None:
         """Judge again what a step has brought to a path, and reverse the step if the policy refuses it. OSError.
 
         The agent may have changed the files after the first judgement. Since the step, the mount judges their changes
@@ -374,20 +385,13 @@ class Execution:
             self._reverse(step, start, end)
             raise
 
-    def _reverse(self, step: UndoStep, start: tuple[int, bytes], end: tuple[int, bytes]) -> None:
+    def _reverse(self, step: UndoStep, start: _Name, end: _Name) -> None:
         directory, name = start
         if step.do == "link":
             if self._is_linked(step):
                 os.unlink(name, dir_fd=directory)
-        elif step.do == "exchange":
-            syscalls.renameat2(*end, *start, syscalls.RENAME_EXCHANGE)
         else:
-            try:
-                syscalls.renameat2(*end, *start, syscalls.RENAME_NOREPLACE)
-            except FileExistsError:  # the agent has taken the name; it cannot foresee this one
-                kept = name[:200].decode(errors="ignore").encode()  # a cut character would make a name that is no UTF-8
-                other = b"%s.%s" % (kept, secrets.token_hex(8).encode())
-                syscalls.renameat2(*end, directory, other, syscalls.RENAME_NOREPLACE)
+            _move_back(start, end, syscalls.RENAME_EXCHANGE if step.do == "exchange" else syscalls.RENAME_NOREPLACE)
 
     def _link(self, step: UndoStep) -> None:
         of = step.arguments["of"]
@@ -572,6 +576,41 @@ class UndoJournal:
 
 def _changed() -> OSError:
     return OSError(errno.ESTALE, "the file was changed while it was taken back")
+
+
+def _move(file: str, start: _Name, end: _Name, flags: int) -> None:
+    """Rename `file`, and reverse that if another file had the name. ESTALE."""
+    syscalls.renameat2(*start, *end, flags)
+    if not os.path.samestat(os.stat(file), os.stat(end[1], dir_fd=end[0], follow_symlinks=False)):
+        _move_back(start, end, flags)
+        raise _changed()
+
+
+def _replace(file: str, directory: int, name: bytes, temporary: bytes) -> None:
+    """Rename `temporary` onto the name of `file`; another file that has taken the name stays. ESTALE."""
+    try:
+        _move(file, (directory, name), (directory, temporary), syscalls.RENAME_EXCHANGE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)  # this file system exchanges no names
+    else:
+        os.unlink(temporary, dir_fd=directory)
+
+
+def _move_back(start: _Name, end: _Name, flags: int) -> None:
+    """Reverse a rename. If another file has taken the old name, the file gets a further name."""
+    if flags == syscalls.RENAME_EXCHANGE:
+        syscalls.renameat2(*end, *start, flags)
+        return
+    try:
+        syscalls.renameat2(*end, *start, syscalls.RENAME_NOREPLACE)
+    except FileExistsError:
+        directory, name = start
+        kept = name[:200].decode(errors="ignore").encode()  # a cut character would make a name that is no UTF-8
+        # The agent cannot foresee the name.
+        other = b"%s.%s" % (kept, secrets.token_hex(8).encode())
+        syscalls.renameat2(*end, directory, other, syscalls.RENAME_NOREPLACE)
 
 
 @contextmanager

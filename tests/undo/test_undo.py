@@ -278,7 +278,7 @@ def test_a_resumed_undo_reports_what_failed_before_the_kill(own_place: MakePlace
     before = state_of(source)
     place = own_place()
     _shell(place, "rm build.log; echo x > added; rm src/app.py")
-    faults = ("-e", "inject=unlinkat:error=EIO", "-e", "inject=renameat2:signal=KILL:when=2")
+    faults = ("-e", "inject=unlinkat:error=EIO", "-e", "inject=renameat2:signal=KILL:when=3")
     _kill_undo(place, "-P", str(source), "-P", str(source / "src"), "-e", "trace=unlinkat,renameat2", *faults)
     result = undo(place, agent="alice")
     assert result["completed"] == 1

@@ -423,6 +423,14 @@ def _rename(path: Path) -> None:
     path.rename(path.parent / "moved")
 
 
+def _write(path: Path) -> None:
+    path.write_text("two\n")
+
+
+def _create(path: Path) -> None:
+    (path.parent / "new").write_text("new\n")
+
+
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("change", "call", "now"),
@@ -431,6 +439,8 @@ def _rename(path: Path) -> None:
         (_set_time, "utimensat", "docs/b"),
         (_set_xattr, "removexattr", "docs/b"),
         (_rename, "renameat2", "docs/moved"),
+        (_write, "renameat2", "docs/b"),
+        (_create, "renameat", "docs/new"),
     ],
 )
 def test_a_file_that_takes_the_name_during_a_step_stays(
@@ -442,6 +452,7 @@ def test_a_file_that_takes_the_name_during_a_step_stays(
     place = own_place(policy=AGENT_ALL)
     change(place.path / "docs/b")
     place.umount()
+    changed = state_of(source)
     log = tmp_path / "calls"
     delay = ("-e", f"trace={call}", "-e", f"inject={call}:delay_enter=2000000:when=1")
     program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
@@ -451,9 +462,9 @@ def test_a_file_that_takes_the_name_during_a_step_stays(
         _exchange(source / now, source / "docs/sub/a")
         result = json.loads(tracer.communicate()[0])
     _exchange(source / now, source / "docs/sub/a")
-    if change is _rename:
+    if call.startswith("renameat"):
         assert [each["reason"] for each in result["failures"]] == ["the file was changed while it was taken back"]
-        (source / now).rename(source / "docs/b")
+        before = changed
     else:
         assert result["failures"] == []
     assert without_directory_times(state_of(source)) == without_directory_times(before)
