@@ -23,7 +23,7 @@ from pathlib import Path
 from time import monotonic, perf_counter, perf_counter_ns, thread_time_ns
 from typing import Any, Final
 
-from benchmarks.plan import FILES, WRITES, Plan
+from benchmarks.plan import FILES, WRITES, BenchError, Plan
 from benchmarks.table import OPERATIONS as ROWS
 from benchmarks.workloads import WORKLOADS, Workload, prepare_out
 from benchmarks.worlds import FLOORS, POLICY, WORLDS, World
@@ -80,6 +80,8 @@ _TAR_BLOCK: Final = 10_240
 """tar writes the part of a file in each such block of the archive at once."""
 Listed = tuple[int, int, bytes]
 """Node, size (of a directory: -1) and name, with a null byte, of a listed file."""
+_MAY_FAIL: Final = (p.Opcode.LOOKUP, p.Opcode.GETXATTR)
+"""Requests for what may not exist."""
 _CAPABILITY: Final = p.GETXATTR_IN.pack(0, 0) + b"security.capability\0"
 
 
@@ -115,12 +117,14 @@ class Replay:
         self._written = 0
 
     def _request(self, opcode: p.Opcode, node: int, body: bytes) -> bytes:
-        """Serve one request; return the reply, or nothing for an error and for the content of a file."""
+        """Serve one request; return the reply, or nothing for the content of a file and for what does not exist."""
         self.requests += 1
         self._operations.begin_request(monotonic())
         try:
             reply = self._operations.handlers[opcode](self._header._replace(node_id=node), memoryview(body))
-        except OSError:
+        except OSError as error:
+            if opcode not in _MAY_FAIL:
+                raise BenchError(f"the server refused {opcode.name} in the breakdown: {error}") from error
             return b""
         finally:
             self._operations.after_reply()
@@ -171,7 +175,9 @@ class Replay:
     def _remove(self, directory: int, name: bytes, node: int) -> None:
         self._request(p.Opcode.GETATTR, directory, bytes(16))
         self._request(p.Opcode.UNLINK, directory, name)
-        self._operations.mount.forget_node(node, 1)
+        known = self._operations.mount.inodes.peek(node)
+        if known is not None:  # the kernel returns all its references to a removed file at once
+            self._operations.mount.forget_node(node, known.lookups)
 
     def untar(self, top: bytes, members: list[tarfile.TarInfo]) -> None:
         """Unpack an archive, whose first member is its top directory, as the directory `top` in `out`."""
