@@ -314,6 +314,31 @@ def test_a_kept_content_that_a_power_loss_cut_is_a_conflict(own_place: MakePlace
     assert state_of(source) == before
 
 
+def test_scratch_and_staged_files_are_not_kept(own_place: MakePlace, tmp_path: Path) -> None:
+    """Each is written in two turns and removed; a file of the source is kept as an example."""
+    _make_source(tmp_path)
+    rules = """
+default = "deny"
+temporary = ["docs/*.tmp"]
+[[scratch]]
+paths = ["build/"]
+[[rule]]
+name = "text"
+paths = ["docs/b"]
+"""
+    place = own_place(policy=rules)
+    (place.path / "build").mkdir()
+    for path in (place.path / "build/log", place.path / "docs/note.tmp"):
+        path.write_text("one\n")
+        assert bonobofs("mark", "next", cwd=place.path).returncode == 0
+        path.write_text("two two\n")
+        path.unlink()
+    assert _images(place) == []
+    (place.path / "docs/b").write_text("two\n")
+    (image,) = (place.home / "undo" / place.session.session).iterdir()
+    assert image.read_bytes().endswith(b"b\n")
+
+
 def test_a_directory_gets_its_time_back_after_two_kills(own_place: MakePlace, tmp_path: Path) -> None:
     """The first kill came between the second removal and its note, the second one before the time was set."""
     source = _make_source(tmp_path)
