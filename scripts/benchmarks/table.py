@@ -175,7 +175,7 @@ def _breakdown(results: dict[str, Any], run: Run, figure: dict[str, Any]) -> str
     for row, us in figure["rows"].items():
         cells = [OPERATIONS[row], f"{us['native']:.1f}", f"{us['requests']:.2g}", f"{us['floor']:.0f}"]
         cells += [f"{us['source']:.0f} ({us['calls']:.2g})", f"{us['log']:.0f} ({us['entries']:.0f})"]
-        cells += [f"{us[name]:.0f}" for name in ("decisions", "python", "rest", "bonobofs", *peers)]
+        cells += [f"{us[name]:z.0f}" for name in ("decisions", "python", "rest", "bonobofs", *peers)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([about, "", *lines])
 
