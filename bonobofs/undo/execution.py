@@ -270,11 +270,7 @@ class Execution:
         with self._change(step, details) as (directory, name), self._compared(directory, name) as file:
             start, end = (directory, name), (directory, temporary.encode())
             _move(file, start, end, 0)
-            try:
-                os.unlink(temporary, dir_fd=directory)
-            except OSError:
-                _move_back(start, end, 0)
-                raise
+            _unlink_moved(start, end, 0)
 
     def _rmdir(self, step: UndoStep) -> None:
         with self._change(step) as (directory, name), self._compared(directory, name):
@@ -588,14 +584,25 @@ def _move(file: str, start: _Name, end: _Name, flags: int) -> None:
 
 def _replace(file: str, directory: int, name: bytes, temporary: bytes) -> None:
     """Rename `temporary` onto the name of `file`; another file that has taken the name stays. ESTALE."""
+    start, end = (directory, name), (directory, temporary)
     try:
-        _move(file, (directory, name), (directory, temporary), syscalls.RENAME_EXCHANGE)
+        _move(file, start, end, syscalls.RENAME_EXCHANGE)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)  # this file system exchanges no names
     else:
-        os.unlink(temporary, dir_fd=directory)
+        _unlink_moved(start, end, syscalls.RENAME_EXCHANGE)
+
+
+def _unlink_moved(start: _Name, end: _Name, flags: int) -> None:
+    """Remove the file that a rename from `start` has moved to `end`. If that fails, reverse the rename. OSError."""
+    directory, name = end
+    try:
+        os.unlink(name, dir_fd=directory)
+    except OSError:
+        _move_back(start, end, flags)
+        raise
 
 
 def _move_back(start: _Name, end: _Name, flags: int) -> None:

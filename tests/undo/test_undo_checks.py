@@ -495,6 +495,32 @@ def test_a_file_that_takes_the_name_during_a_step_stays(
     assert without_directory_times(state_of(source)) == without_directory_times(before)
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("change", [_write, _create])
+def test_a_step_whose_last_call_fails_is_reversed(
+    own_place: MakePlace, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    """The file that a step has moved to a temporary name cannot be removed. The next undo takes the change back."""
+    source = _make_source(tmp_path)
+    before = state_of(source)
+    place = own_place(policy=AGENT_ALL)
+    change(place.path / "docs/b")
+    place.umount()
+    changed = state_of(source)
+    faults = ("-e", "trace=unlinkat", "-e", "inject=unlinkat:error=EIO")
+    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
+    done = subprocess.run(
+        ["strace", "-f", "-qq", "-o", "/dev/null", *faults, *program],
+        cwd="/", env=environment(), capture_output=True, check=False,
+    )  # fmt: skip
+    assert [each["reason"] for each in json.loads(done.stdout)["failures"]] == ["Input/output error"]
+    for stray in source.rglob(".bonobofs-*"):
+        stray.unlink()
+    assert without_directory_times(state_of(source)) == without_directory_times(changed)
+    assert undo(place, agent="alice")["failures"] == []
+    assert without_directory_times(state_of(source)) == without_directory_times(before)
+
+
 @pytest.mark.parametrize("do", ["link", "symlink", "mkdir", "rename"])
 def test_a_file_that_takes_the_name_of_a_killed_step_stays(own_place: MakePlace, tmp_path: Path, do: str) -> None:
     """The undo of an agent was killed before a step, and the user creates a script or its directory at the new path.
