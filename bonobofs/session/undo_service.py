@@ -264,7 +264,8 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
             failures += _make(limited, undoer, images, journal, about, refs)
         changes = changes_of_source(home, source)
         completed = {name for _, about in journals for name, *_ in about["changes"]}
-        new, before = _choose([change for change in changes if change.id not in completed], selected)
+        left = (change for change in changes if completed.isdisjoint((change.id, change.details.get(UNDO))))
+        new, before = _choose(list(left), selected)
         planned = plan(refs.source, new, Record.of(changes), images, refs, _judge(agent))
         for denied in planned.denials:
             authorizer.deny(denied, CALLER)

@@ -298,7 +298,7 @@ class Execution:
             raise OSError(errno.ENODATA, "the old content is no longer kept")
         old = self._stat(step.path)
         with opened as content:
-            if old is not None and old.st_nlink > 1:
+            if old is not None and old.st_nlink > 1 and not arguments["new"]:
                 self._write(step, content.fileno())
                 return
             temporary = stray_name().encode()
