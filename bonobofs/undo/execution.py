@@ -322,7 +322,9 @@ class Execution:
                     _replace(file, directory, name, temporary)
         except BaseException:
             with suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=directory)
+                # After an exchange, a file of another program may have the name.
+                if os.path.samestat(os.fstat(made), os.stat(temporary, dir_fd=directory, follow_symlinks=False)):
+                    os.unlink(temporary, dir_fd=directory)
             raise
         finally:
             os.close(made)
