@@ -667,11 +667,15 @@ def _fill(fd: int, content: int, size: int, blocks: Iterable[tuple[int, int]]) -
 def _data_of(fd: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of the ranges of a file that are no hole."""
     at = 0
-    with suppress(OSError):  # ENXIO: only a hole follows
-        while at < size:
+    while at < size:
+        try:
             start = os.lseek(fd, at, os.SEEK_DATA)
-            at = min(os.lseek(fd, start, os.SEEK_HOLE), size)
-            yield start, at
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole follows
+                return
+            raise
+        at = min(os.lseek(fd, start, os.SEEK_HOLE), size)
+        yield start, at
 
 
 def _set_state(fd: int, arguments: dict[str, Any]) -> None:
