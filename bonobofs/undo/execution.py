@@ -270,7 +270,7 @@ class Execution:
         with self._change(step, details) as (directory, name), self._compared(directory, name) as file:
             start, end = (directory, name), (directory, temporary.encode())
             _move(file, start, end, 0)
-            _unlink_moved(start, end, 0)
+            _unlink_moved(start, end, 0, lambda: self._check_expected(os.stat(file)))
 
     def _rmdir(self, step: UndoStep) -> None:
         with self._change(step) as (directory, name), self._compared(directory, name):
@@ -319,7 +319,7 @@ class Execution:
             else:
                 # Another program may have written while the content was copied.
                 with self._compared(directory, name) as file:
-                    _replace(file, directory, name, temporary)
+                    _replace(file, directory, name, temporary, lambda: self._check_expected(os.stat(file)))
         except BaseException:
             with suppress(FileNotFoundError):
                 # After an exchange, a file of another program may have the name.
@@ -584,7 +584,7 @@ def _move(file: str, start: _Name, end: _Name, flags: int) -> None:
         raise _changed()
 
 
-def _replace(file: str, directory: int, name: bytes, temporary: bytes) -> None:
+def _replace(file: str, directory: int, name: bytes, temporary: bytes, check: Callable[[], None]) -> None:
     """Rename `temporary` onto the name of `file`; another file that has taken the name stays. ESTALE."""
     start, end = (directory, name), (directory, temporary)
     try:
@@ -594,13 +594,17 @@ def _replace(file: str, directory: int, name: bytes, temporary: bytes) -> None:
             raise
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)  # this file system exchanges no names
     else:
-        _unlink_moved(start, end, syscalls.RENAME_EXCHANGE)
+        _unlink_moved(start, end, syscalls.RENAME_EXCHANGE, check)
 
 
-def _unlink_moved(start: _Name, end: _Name, flags: int) -> None:
-    """Remove the file that a rename from `start` has moved to `end`. If that fails, reverse the rename. OSError."""
+def _unlink_moved(start: _Name, end: _Name, flags: int, check: Callable[[], None]) -> None:
+    """Remove the file that a rename from `start` has moved to `end`. If that fails, reverse the rename. OSError.
+
+    `check` fails if a program has written to the file since the comparison.
+    """
     directory, name = end
     try:
+        check()
         os.unlink(name, dir_fd=directory)
     except OSError:
         _move_back(start, end, flags)
