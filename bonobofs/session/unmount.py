@@ -17,6 +17,8 @@ from bonobofs.state.sessions import Session, live_at, lives, note_ends, read_all
 from bonobofs.system import mounts, processes
 
 SECONDS_TO_SETTLE = 60.0
+_SECONDS_TO_LEAVE = 1.0
+"""Seconds to retry while the mount is in use: a command that has just ended may have left a child that is ending."""
 _SECONDS_TO_END = 1.0
 """Seconds for a server to end after its mount is gone."""
 _SECONDS_TO_REMOVE = 5.0
@@ -89,15 +91,20 @@ def detach_all(mountpoint: Path, *, remaining: int = 0) -> int:
 
 
 def _unmount(path: Path) -> None:
-    try:
-        mounts.detach(path)
-    except OSError as error:
-        if error.errno != errno.EBUSY:
-            raise
-        holders = processes.users_of(path)
-        named = ", ".join(str(process) for process in holders[:_NAMED]) or "processes that this user may not see"
-        more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
-        raise MountError(f"{path} is in use by {named}{more}; end their use of it, then run this again") from error
+    deadline = time.monotonic() + _SECONDS_TO_LEAVE
+    while True:
+        try:
+            return mounts.detach(path)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            if time.monotonic() < deadline:
+                time.sleep(_SECONDS_TO_LEAVE / 20)
+                continue
+            holders = processes.users_of(path)
+            named = ", ".join(str(process) for process in holders[:_NAMED]) or "processes that this user may not see"
+            more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
+            raise MountError(f"{path} is in use by {named}{more}; end their use of it, then run this again") from error
 
 
 def _wait(home: Path, session: Session, path: Path) -> bool:

@@ -205,6 +205,14 @@ def test_umount_of_a_busy_mount_names_the_process(mounted: Mounted) -> None:
         stands_inside.communicate()
 
 
+def test_umount_waits_for_a_process_that_is_ending(mounted: Mounted) -> None:
+    """A command may leave a child that ends a moment later, as git does."""
+    world = mounted(policy=ALLOW_ALL)
+    with subprocess.Popen(["sleep", "0.4"], cwd=world.path):
+        assert bonobofs("umount", world.path).stderr == ""
+    assert not mounts.at(world.path)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("transport", ["kernel", "portable"])
 def test_a_signal_ends_a_foreground_mount_cleanly(

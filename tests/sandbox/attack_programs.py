@@ -7,6 +7,7 @@ The attacks open files of /proc/sys and never write them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -308,7 +309,10 @@ def read_the_memory_of_process_1() -> str:
 @attack
 def see_processes_outside() -> str:
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    commands = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids if pid > 1)
+    commands = b""
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
+            commands += Path(f"/proc/{pid}/cmdline").read_bytes() if pid > 1 else b""
     return "done" if b"bonobofs.fuse.main" in commands or len(pids) > 50 else "none"
 
 
