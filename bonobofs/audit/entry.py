@@ -52,7 +52,8 @@ REPLACES: Final = "replaces"
 BY: Final = "by"
 """Key in the details of an intent: temporary sibling name of the new content, until a rename to the path."""
 INODE: Final = "inode"
-"""Key in the details of an intent with BY: inode number of the new content, if known."""
+"""Key in the details of an intent with BY, if known: inode number of the file that may have the temporary name, or a
+list of such numbers."""
 TOUCHES: Final = "touches"
 """Key in the details of an intent: further paths that the change touches. A path with a final `/` is a subtree."""
 

@@ -3,16 +3,19 @@
 To replace a file, bonobofs links the complete new file to a temporary sibling name, and renames that name over the old
 file. If the process is killed between the two, the temporary name stays. The trail then has an intent that declares the
 name, without a successful outcome. No other program uses the name, because it ends in 32 random digits.
+
+An undo renames the old file to a temporary name. If another program has replaced the file in that moment, and the undo
+is killed, the other program's file has the temporary name. It gets its name back.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from bonobofs.audit.entry import BY, INODE
 from bonobofs.audit.reader import last
@@ -22,8 +25,11 @@ from bonobofs.state.home import trail_path
 from bonobofs.state.sessions import read_all
 from bonobofs.system.paths import open_directory_beneath
 from bonobofs.system.processes import is_alive
+from bonobofs.system.renames import return_file
 
 REMOVE_STRAY: Final = "remove_temporary"
+RETURN_FILE: Final = "return_file"
+"""Operation of the event that a file of another program gets back the name that an undo took from it."""
 _PREFIX: Final = ".bonobofs-"
 _DIGITS: Final = 32
 _LOOKED_AT: Final = 64
@@ -40,8 +46,19 @@ class Stray(NamedTuple):
     path: str
     session: str
     intent: int
-    inode: int | None
-    """Inode number of the file, if the intent declares it."""
+    name: str
+    """Last part of the path whose file had the temporary name, or was to get it."""
+    inodes: Sequence[int]
+    """Inode numbers of the files that may be removed; empty: the intent does not declare them."""
+
+    @classmethod
+    def of(cls, path: str, session: str, intent: int, details: Mapping[str, Any]) -> Self | None:
+        """Return the temporary name that an intent declares; None: it declares none."""
+        temporary, inodes = declared_temporary(path, details), details.get(INODE, [])
+        if temporary is None:
+            return None
+        name = str(details.get("to", path)).rpartition("/")[2]
+        return cls(temporary, session, intent, name, inodes if isinstance(inodes, list) else [inodes])
 
 
 def stray_name() -> str:
@@ -88,25 +105,28 @@ def strays_of(home: Path, source: Path) -> list[Stray]:
 def remove(root: int, trail: Trail, strays: Iterable[Stray]) -> None:
     """Remove the names that still exist below the directory `root`, after recording each removal in `trail`.
 
-    Removes only files and symlinks with the declared inode number, on the file system of `root`, and follows no
-    symlink. The next session retries a failed removal. TrailError: a removal was not recorded, and not made.
+    Removes only files and symlinks with a declared inode number, on the file system of `root`, and follows no
+    symlink. Another file returns to its name. The next session retries a failed removal. TrailError: a removal was not
+    recorded, and not made.
     """
     for stray in strays:
         above, _, name = stray.path.rpartition("/")
         with suppress(OSError):
             directory = open_directory_beneath(root, above)
             try:
-                if _is_meant(os.stat(name, dir_fd=directory, follow_symlinks=False), os.fstat(root), stray):
-                    details = {"session": stray.session, "intent": stray.intent}
+                st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                is_of_file = stat.S_ISREG(st.st_mode) or stat.S_ISLNK(st.st_mode)
+                if st.st_dev != os.fstat(root).st_dev or not (is_of_file or stray.inodes):
+                    continue
+                details = {"session": stray.session, "intent": stray.intent}
+                if is_of_file and (not stray.inodes or st.st_ino in stray.inodes):
                     trail.event(REMOVE_STRAY, details, path=stray.path)
                     os.unlink(name, dir_fd=directory)
+                else:
+                    trail.event(RETURN_FILE, {**details, "to": stray.name}, path=stray.path)
+                    return_file((directory, name.encode()), (directory, os.fsencode(stray.name)))
             finally:
                 os.close(directory)
-
-
-def _is_meant(status: os.stat_result, root: os.stat_result, stray: Stray) -> bool:
-    kind = stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
-    return kind and status.st_dev == root.st_dev and stray.inode in (None, status.st_ino)
 
 
 def _unfinished(trail: Path) -> Iterator[Stray]:
@@ -116,9 +136,7 @@ def _unfinished(trail: Path) -> Iterator[Stray]:
         return
     done = {entry.details.get("intent") for entry in entries if (entry.kind, entry.result) == ("outcome", "allowed")}
     for entry in entries:
-        path = (
-            declared_temporary(entry.path, entry.details) if entry.kind == "intent" and entry.seq not in done else None
-        )
-        if path is not None:
-            inode = entry.details.get(INODE)
-            yield Stray(path, entry.session, entry.seq, inode if isinstance(inode, int) else None)
+        if entry.kind == "intent" and entry.seq not in done:
+            stray = Stray.of(entry.path, entry.session, entry.seq, entry.details)
+            if stray is not None:
+                yield stray

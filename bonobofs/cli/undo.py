@@ -100,8 +100,9 @@ def _print(result: dict[str, Any], *, dry_run: bool) -> None:
     say(f"{len(result['taken_back'])} changes {word}, {len(result['conflicts'])} not")
     if result["taken_back_before"]:
         say(f"{len(result['taken_back_before'])} changes were taken back before")
-    if result["session"] and result["taken_back"] and not dry_run:
-        say(f"to take back this undo: bonobofs undo --session {result['session'][:8]}")
+    if result["taken_back"] and not dry_run:
+        for selection in result["to_take_back"]:
+            say(f"to take back this undo: bonobofs undo {selection}")
 
 
 def _described(step: dict[str, Any]) -> str:

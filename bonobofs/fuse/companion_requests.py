@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bonobofs.audit import recovery, temp_cleanup
-from bonobofs.audit.entry import INODE, TOUCHES
+from bonobofs.audit.entry import TOUCHES
 from bonobofs.audit.recovery import SourceDifference
-from bonobofs.audit.temp_cleanup import Stray, declared_temporary
+from bonobofs.audit.temp_cleanup import Stray
 from bonobofs.audit.writer import Trail
 from bonobofs.enforcement.authorizer import Admission, Caller, RelatedChange
 from bonobofs.enforcement.caller_processes import details_of
@@ -247,10 +247,9 @@ class RemoteAuthorization:
 
     def _track(self, admission: Admission, changes: list[RelatedChange], details: Document) -> _InFlight:
         paths = [*(change.request.path for change in changes), *details.get(TOUCHES, ())]
-        temporary, stray = declared_temporary(changes[0].request.path, details), None
-        if temporary is not None:
-            paths.append(temporary)
-            stray = Stray(temporary, self._session, admission.seq, details.get(INODE))
+        stray = Stray.of(changes[0].request.path, self._session, admission.seq, details)
+        if stray is not None:
+            paths.append(stray.path)
         exact = frozenset(path for path in paths if not path.endswith("/"))
         return _InFlight(admission, exact, tuple(path for path in paths if path.endswith("/")), stray)
 

@@ -52,6 +52,8 @@ UNCACHED_SECONDS: Final = 0
 """Cache timeout while the kernel does not accept notifications."""
 NOTHING: Final = b""
 LEAVES: Final = Context(leaves=True, in_source=True)
+_OF_KEPT: Final = OF_CONTENT | {Operation.SET_XATTR, Operation.REMOVE_XATTR}
+"""Operations that change what a pre-image has: content and extended attributes."""
 _FAN_OUT: Final = 2
 """Length of the name of a directory of loose git objects."""
 INLINE: Final = 1 << 20
@@ -201,7 +203,7 @@ class MountContext:
             raise Busy
         if node.ino in self.external_changes.thread_changes:
             raise Busy
-        if node.kept and operation in OF_CONTENT:
+        if node.kept and operation in _OF_KEPT:
             self.preimages.detach(node)
         return node
 

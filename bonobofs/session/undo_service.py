@@ -16,7 +16,7 @@ from bonobofs.audit.reader import since as moment_of
 from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.enforcement.authorizer import Admission, Authorizer, Caller, ChangeRecord, RelatedChange
 from bonobofs.enforcement.enforcer import Enforcer
-from bonobofs.errors import StateError, UsageError, reason
+from bonobofs.errors import StateError, TrailError, UsageError, reason
 from bonobofs.policy.decision import Denied, Permit, Refused
 from bonobofs.policy.engine import compile_policy, decide_in_source
 from bonobofs.policy.request import NO_FACTS, Context, Principal, Request
@@ -111,6 +111,8 @@ class UndoResult(NamedTuple):
     """Selected changes that an earlier undo has taken back."""
     session: str = ""
     """UUID of the session that has the changes of the undo."""
+    selections: Sequence[str] = ()
+    """Options of `undo` that select the changes of this undo and of the completed ones, newest first."""
 
 
 def limits_of(home: Path) -> UndoTable:
@@ -256,6 +258,7 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
                 remedy = f"the next undo of {owner} or the operator's" if owner else "the operator's next undo"
                 raise StateError(f"another undo of this source was killed; {remedy} completes it")
         images = images_of(home, source)
+        began = datetime.now(UTC).isoformat()
         failures: list[Failure] = []
         for journal, about in journals:
             limited: StepAuthorizer = authorizer
@@ -270,7 +273,7 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
         for denied in planned.denials:
             authorizer.deny(denied, CALLER)
         if planned.steps:
-            about = {"source": source, "changes": [*map(_name_and_paths, planned.taken_back)]}
+            about = {"source": source, "began": began, "changes": [*map(_name_and_paths, planned.taken_back)]}
             if agent is not None:
                 about |= {"agent": agent.agent.id, "principal": agent.agent, "policy": agent.plain_policy}
             name = f"{undoer.session}-{secrets.token_hex(4)}"
@@ -278,7 +281,22 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
             failures += _make(authorizer, undoer, images, journal, about, refs)
     taken_back = [*planned.taken_back, *(change for change in reversed(changes) if change.id in completed)]
     steps = [*(step for journal, _ in journals for step in journal.steps), *planned.steps]
-    return UndoResult(Plan(steps, taken_back, planned.refusals), failures, len(journals), before, undoer.session)
+    selections = _selections_of(undoer, began, journals)
+    planned = Plan(steps, taken_back, planned.refusals)
+    return UndoResult(planned, failures, len(journals), before, undoer.session, selections)
+
+
+def _selections_of(undoer: Undoer, began: str, journals: list[tuple[UndoJournal, dict[str, Any]]]) -> list[str]:
+    """Return the options of `undo` that select the changes of an undo that began at a moment, and of killed ones."""
+    if undoer.agent is not None:
+        return [f"--since {min([began, *(about['began'] for _, about in journals)])}"]
+    killed = [
+        f"--since {about['began']} --agent {about['agent']}"
+        if about.get("agent")
+        else f"--session {journal.session[:8]}"
+        for journal, about in reversed(journals)
+    ]
+    return [f"--session {undoer.session[:8]}", *killed]
 
 
 def _undoing(home: Path) -> contextlib.AbstractContextManager[int]:
@@ -305,7 +323,7 @@ def _make(
             for start in range(0, len(names), _MOST_NAMES):
                 undoer.record(TAKEN_BACK, {"changes": names[start : start + _MOST_NAMES]})
             return failures
-    except OSError as error:  # such as a full disk
+    except (OSError, TrailError) as error:  # such as a full disk
         raise StateError(f"the undo stopped: {reason(error)}; after a remedy, the next undo completes it") from error
     finally:
         execution.close()
@@ -372,6 +390,7 @@ def as_document(result: UndoResult) -> dict[str, Any]:
         "failures": [failure._asdict() for failure in result.failures],
         "completed": result.completed,
         "session": result.session,
+        "to_take_back": list(result.selections),
     }
 
 

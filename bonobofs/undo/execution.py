@@ -9,11 +9,12 @@ made without its dot is recognized by its result.
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
 import re
-import secrets
+import signal
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -24,10 +25,11 @@ from bonobofs.audit.entry import BY, INODE, NEW_VALUE, OLD_VALUE, TOUCHES, UNDO
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.enforcement.authorizer import Admission, Caller, ChangeRecord, RelatedChange
 from bonobofs.errors import StateError, reason
-from bonobofs.policy.decision import Denied, Permit, Refused
+from bonobofs.policy.decision import Code, Denied, Permit, Refused
 from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Request, kind_of
 from bonobofs.state.home import write_text
 from bonobofs.system import syscalls
+from bonobofs.system.renames import Name, rename_to_free, return_file
 from bonobofs.undo.images import EMPTY, Image, Images
 from bonobofs.undo.plan import SourceRefs
 from bonobofs.undo.preimages import xattrs_of
@@ -46,10 +48,6 @@ _KEEP_TIME: Final = -1
 _NEW_PATHS: Final = ("rename", "exchange", "link")
 """Steps that give a file of the source another path."""
 _AFTER_FAILURE: Final = "an earlier step of its files was not made"
-
-
-_Name = tuple[int, bytes]
-"""An open directory, and a name in it."""
 
 
 class Failure(NamedTuple):
@@ -93,6 +91,8 @@ class Execution:
         """What the present step expects at its path (`UndoStep.expected`)."""
         self._may_exist = False
         """Whether the killed undo may have created the file of the present step, but not set owner, mode and time."""
+        self._is_half_written = False
+        """Whether the present step has begun to write a file in place, and has not set its mode and time."""
         self._make: Final[dict[str, Callable[[UndoStep], None]]] = {
             "remove": self._remove,
             "rmdir": self._rmdir,
@@ -142,9 +142,10 @@ class Execution:
                     self._check_made(step)
                     self._note_dir_times(step, journal, is_complete=True)
             except OSError as error:
-                if error.errno in _FULL:
+                if self._stops_undo(error):
                     raise
                 reason = error.strerror or str(error)
+                self._reverse_move(step, steps[number - 1] if number else step, failed)
             if reason:
                 failed.add(step)
                 failures.append(Failure(step.path, reason, step.change))
@@ -152,6 +153,21 @@ class Execution:
             journal.advance(reason)
         syscalls.syncfs(self._root)
         return failures
+
+    def _stops_undo(self, error: OSError) -> bool:
+        """Return whether the next call must make the step: a disk is full, or a file is half written."""
+        is_unrecorded = isinstance(error, Refused) and error.decision.code is Code.UNRECORDED
+        # A retry does not help a user who may not set mode and time.
+        is_half_written = self._is_half_written and not isinstance(error, PermissionError)
+        return error.errno in _FULL or is_unrecorded or is_half_written
+
+    def _reverse_move(self, step: UndoStep, move: UndoStep, failed: FailedSteps) -> None:
+        """Reverse the move before a failed step, if both take back one rename that has replaced a file."""
+        if (move.do, move.change, move.path) == ("rename", step.change, step.path):
+            self._expected = None
+            with suppress(OSError):
+                self._rename(UndoStep("rename", move.arguments["to"], move.change, {"to": move.path}))
+            failed.add(move)
 
     def _forget_dir_times(self, step: UndoStep, journal: UndoJournal) -> None:
         """Rely on the present times of the directories of a step that was killed: it may have changed them."""
@@ -170,9 +186,7 @@ class Execution:
 
     def _check_expected(self, st: os.stat_result | None) -> None:
         """Compare a file with what the present step expects at its path. ESTALE: it is another one."""
-        found = None if st is None else expectation(st.st_mode, st.st_size, st.st_mtime_ns)
-        if self._expected not in (None, found):
-            raise _changed()
+        _check(st, self._expected)
 
     def _is_made(self, step: UndoStep, journal: UndoJournal) -> bool:
         """Return whether the killed undo made a step without its dot."""
@@ -210,7 +224,7 @@ class Execution:
             return None
 
     @contextmanager
-    def _directory(self, path: str) -> Iterator[_Name]:
+    def _directory(self, path: str) -> Iterator[Name]:
         above, _, name = os.fsencode(path).rpartition(b"/")
         directory = syscalls.open_beneath(self._root, above or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -219,7 +233,7 @@ class Execution:
             os.close(directory)
 
     @contextmanager
-    def _change(self, step: UndoStep, details: dict[str, Any] | None = None) -> Iterator[_Name]:
+    def _change(self, step: UndoStep, details: dict[str, Any] | None = None) -> Iterator[Name]:
         """Authorize the change of a step, and yield its open directory and the name."""
         record = {UNDO: step.change, **(details or {})}
         first, *related = judged_changes(step, self, self._images)
@@ -228,13 +242,13 @@ class Execution:
             yield directory, name
 
     @contextmanager
-    def _compared(self, directory: int, name: bytes) -> Iterator[str]:
+    def _compared(self, directory: int, name: bytes, expected: list[int] | None = None) -> Iterator[str]:
         """Yield a path that leads to the file that has the name now, whatever takes the name later.
 
-        ESTALE: the file is not as in the plan. Another file or another directory may have taken the path.
+        `expected`: the `expectation` of the file; None: that of the present step. ESTALE: the file is another one.
         """
         with _opened(directory, name, os.O_PATH) as fd:
-            self._check_expected(os.fstat(fd))
+            _check(os.fstat(fd), self._expected if expected is None else expected)
             yield f"/proc/self/fd/{fd}"
 
     def facts_of(self, path: str) -> FileFacts:
@@ -267,10 +281,20 @@ class Execution:
         """Remove a file under a temporary name, so that a file that takes the name meanwhile stays."""
         st, temporary = self._stat(step.path), stray_name()
         details = {BY: temporary, INODE: 0 if st is None else st.st_ino}
-        with self._change(step, details) as (directory, name), self._compared(directory, name) as file:
-            start, end = (directory, name), (directory, temporary.encode())
-            _move(file, start, end, 0)
-            _unlink_moved(start, end, 0, lambda: self._check_expected(os.stat(file)))
+        with self._change(step, details) as start, self._compared(*start) as file:
+            end = start[0], temporary.encode()
+            os.rename(start[1], end[1], src_dir_fd=start[0], dst_dir_fd=end[0])
+            try:
+                self._unlink_moved(file, end)
+            except OSError:
+                return_file(end, start)
+                raise
+
+    def _unlink_moved(self, file: str, end: Name) -> None:
+        """Remove a file that was renamed to a temporary name. ESTALE: it is another file, or a program has written."""
+        _check_same(file, end)
+        self._check_expected(os.stat(file))
+        os.unlink(end[1], dir_fd=end[0])
 
     def _rmdir(self, step: UndoStep) -> None:
         with self._change(step) as (directory, name), self._compared(directory, name):
@@ -287,6 +311,11 @@ class Execution:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
                 _set_xattrs(made, arguments["xattrs"])
                 _set_state(made, arguments)
+            except OSError:
+                if _is_file(made, (directory, name)):
+                    with suppress(OSError):  # another program has made a file in it
+                        os.rmdir(name, dir_fd=directory)
+                raise
             finally:
                 os.close(made)
 
@@ -298,36 +327,55 @@ class Execution:
             raise OSError(errno.ENODATA, "the old content is no longer kept")
         old = self._stat(step.path)
         with opened as content:
+            if os.fstat(content.fileno()).st_size < arguments["size"]:
+                raise _cut()
             if old is not None and old.st_nlink > 1 and not arguments["new"]:
                 self._write(step, content.fileno())
                 return
             temporary = stray_name().encode()
-            with self._change(step, {BY: temporary.decode()}) as (directory, name):
-                self._replace(step, content.fileno(), directory, name, temporary)
+            with self._directory(step.path) as place, _unnamed(place[0]) as made:
+                inos = [] if made is None else [os.fstat(made).st_ino, *([] if old is None else [old.st_ino])]
+                details = {BY: temporary.decode(), **({INODE: inos} if inos else {})}
+                with self._change(step, details) as start, _named(made, start[0], temporary) as fd:
+                    self._replace(step, content.fileno(), fd, start, (start[0], temporary))
 
-    def _replace(self, step: UndoStep, content: int, directory: int, name: bytes, temporary: bytes) -> None:
-        """Write a new file, and rename it onto the path."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        made = os.open(temporary, flags, 0o600, dir_fd=directory)
+    def _replace(self, step: UndoStep, content: int, made: int, start: Name, end: Name) -> None:
+        """Write a new file, and rename it from a temporary name `end` onto the path `start`."""
         try:
             size = step.arguments["size"]
             _fill(made, content, size, _data_of(content, size))
-            _set_xattrs(made, self._xattrs(step, directory, name))
+            _set_xattrs(made, self._xattrs(step, *start))
             _set_state(made, step.arguments)
+            if not os.fstat(made).st_nlink:
+                os.link(f"/proc/self/fd/{made}", end[1], dst_dir_fd=end[0], follow_symlinks=True)
             if step.arguments["new"]:
-                syscalls.renameat2(directory, temporary, directory, name, syscalls.RENAME_NOREPLACE)
+                rename_to_free(end, start)
             else:
                 # Another program may have written while the content was copied.
-                with self._compared(directory, name) as file:
-                    _replace(file, directory, name, temporary, lambda: self._check_expected(os.stat(file)))
+                with self._compared(*start) as file:
+                    self._exchange(file, made, start, end)
         except BaseException:
-            with suppress(FileNotFoundError):
-                # After an exchange, a file of another program may have the name.
-                if os.path.samestat(os.fstat(made), os.stat(temporary, dir_fd=directory, follow_symlinks=False)):
-                    os.unlink(temporary, dir_fd=directory)
+            if _is_file(made, end):  # after an exchange, a file of another program may have the name
+                os.unlink(end[1], dir_fd=end[0])
             raise
-        finally:
-            os.close(made)
+
+    def _exchange(self, file: str, made: int, start: Name, end: Name) -> None:
+        """Exchange `file` and the new file `made`, and remove `file`. ESTALE: another file has taken its name."""
+        try:
+            _exchange_names(start, end)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            os.rename(end[1], start[1], src_dir_fd=end[0], dst_dir_fd=start[0])  # such as NFS
+            return
+        try:
+            self._unlink_moved(file, end)
+        except OSError:
+            if _is_file(made, start):
+                _exchange_names(start, end)
+            else:
+                return_file(end, start)  # a program has saved the file again
+            raise
 
     def _xattrs(self, step: UndoStep, directory: int, name: bytes) -> dict[str, str]:
         """Return the extended attributes of a restored file: those in the store, or those that the file has now."""
@@ -348,17 +396,32 @@ class Execution:
         with self._change(step) as start, self._compared(*start) as file:
             made = os.open(file, os.O_RDWR | os.O_CLOEXEC)
             try:
+                _lease(made)
+                self._check_expected(os.fstat(made))
+                self._is_half_written = True
                 _fill(made, content, size, [(0, size)])
                 _set_state(made, step.arguments)
+                self._is_half_written = False
             finally:
                 os.close(made)
 
     def _rename(self, step: UndoStep) -> None:
         to, is_exchange = step.arguments["to"], step.do == "exchange"
         details: dict[str, Any] = {"to": to, TOUCHES: [to], **({"exchange": True} if is_exchange else {})}
-        flags = syscalls.RENAME_EXCHANGE if is_exchange else syscalls.RENAME_NOREPLACE
-        with self._directory(to) as end, self._change(step, details) as start, self._compared(*start) as file:
-            _move(file, start, end, flags)
+        with (
+            self._directory(to) as end,
+            self._change(step, details) as start,
+            self._compared(*start) as file,
+            self._compared(*end, step.arguments.get("other")) if is_exchange else nullcontext() as other,
+        ):
+            (_exchange_names if is_exchange else rename_to_free)(start, end)
+            try:
+                _check_same(file, end)
+                if other is not None:
+                    _check_same(other, start)
+            except OSError:
+                (_exchange_names if is_exchange else return_file)(end, start)
+                raise
             self._check_arrival(step, start, end)
 
     def _check_made(self, step: UndoStep) -> None:
@@ -367,7 +430,7 @@ class Execution:
             with self._directory(step.path) as start, self._directory(step.arguments.get("to", step.path)) as end:
                 self._check_arrival(step, start, end)
 
-    def _check_arrival(self, step: UndoStep, start: _Name, end: _Name) -> None:
+    def _check_arrival(self, step: UndoStep, start: Name, end: Name) -> None:
         """Judge again what a step has brought to a path, and reverse the step if the policy refuses it. OSError.
 
         The agent may have changed the files after the first judgement. Since the step, the mount judges their changes
@@ -383,13 +446,13 @@ class Execution:
             self._reverse(step, start, end)
             raise
 
-    def _reverse(self, step: UndoStep, start: _Name, end: _Name) -> None:
+    def _reverse(self, step: UndoStep, start: Name, end: Name) -> None:
         directory, name = start
         if step.do == "link":
             if self._is_linked(step):
                 os.unlink(name, dir_fd=directory)
         else:
-            _move_back(start, end, syscalls.RENAME_EXCHANGE if step.do == "exchange" else syscalls.RENAME_NOREPLACE)
+            (_exchange_names if step.do == "exchange" else return_file)(end, start)
 
     def _link(self, step: UndoStep) -> None:
         of = step.arguments["of"]
@@ -403,9 +466,18 @@ class Execution:
         with self._change(step, {"target": target}) as (directory, name):
             if not (self._may_exist and _is_symlink(directory, name, target)):
                 os.symlink(target, name, dir_fd=directory)
-            if os.geteuid() == 0:
-                os.chown(name, step.arguments["uid"], step.arguments["gid"], dir_fd=directory, follow_symlinks=False)
-            os.utime(name, ns=(mtime, mtime), dir_fd=directory, follow_symlinks=False)
+            with _opened(directory, name, os.O_PATH) as fd:
+                if not _is_symlink(fd, b"", target):
+                    raise _changed()
+                try:
+                    file = f"/proc/self/fd/{fd}"
+                    if os.geteuid() == 0:
+                        os.chown(file, step.arguments["uid"], step.arguments["gid"])
+                    os.utime(file, ns=(mtime, mtime))
+                except OSError:
+                    if _is_file(fd, (directory, name)):
+                        os.unlink(name, dir_fd=directory)
+                    raise
 
     def _set_mode(self, step: UndoStep) -> None:
         mode = step.arguments["mode"]
@@ -487,6 +559,8 @@ class UndoJournal:
 
     def __init__(self, directory: Path, name: str, steps: Sequence[UndoStep], progress: bytes | None = None) -> None:
         """`progress`: the content of `SESSION.done`; None: the undo is new."""
+        self.session: Final = name.rpartition("-")[0]
+        """UUID of the session that began the undo."""
         self._plan: Final = directory / f"{name}.plan"
         self._done: Final = directory / f"{name}.done"
         self.steps: Final = steps
@@ -576,54 +650,69 @@ def _changed() -> OSError:
     return OSError(errno.ESTALE, "the file was changed while it was taken back")
 
 
-def _move(file: str, start: _Name, end: _Name, flags: int) -> None:
-    """Rename `file`, and reverse that if another file had the name. ESTALE."""
-    syscalls.renameat2(*start, *end, flags)
-    if not os.path.samestat(os.stat(file), os.stat(end[1], dir_fd=end[0], follow_symlinks=False)):
-        _move_back(start, end, flags)
+def _cut() -> OSError:
+    return OSError(errno.EIO, "the kept content is shorter than it was")
+
+
+def _check(st: os.stat_result | None, expected: list[int] | None) -> None:
+    """Compare a file with its `expectation`. ESTALE: it is another one."""
+    found = None if st is None else expectation(st.st_mode, st.st_size, st.st_mtime_ns)
+    if expected not in (None, found):
         raise _changed()
 
 
-def _replace(file: str, directory: int, name: bytes, temporary: bytes, check: Callable[[], None]) -> None:
-    """Rename `temporary` onto the name of `file`; another file that has taken the name stays. ESTALE."""
-    start, end = (directory, name), (directory, temporary)
+def _check_same(file: str, place: Name) -> None:
+    """ESTALE: a name leads to another file."""
+    if not os.path.samestat(os.stat(file), os.stat(place[1], dir_fd=place[0], follow_symlinks=False)):
+        raise _changed()
+
+
+def _is_file(fd: int, place: Name) -> bool:
+    """Return whether a name leads to an open file."""
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(fd), os.stat(place[1], dir_fd=place[0], follow_symlinks=False))
+    return False
+
+
+def _exchange_names(start: Name, end: Name) -> None:
+    syscalls.renameat2(*start, *end, syscalls.RENAME_EXCHANGE)
+
+
+@contextmanager
+def _unnamed(directory: int) -> Iterator[int | None]:
+    """Yield a new file without a name; None: this file system, such as NFS, has none."""
     try:
-        _move(file, start, end, syscalls.RENAME_EXCHANGE)
+        fd = os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=directory)
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
-        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)  # this file system exchanges no names
-    else:
-        _unlink_moved(start, end, syscalls.RENAME_EXCHANGE, check)
-
-
-def _unlink_moved(start: _Name, end: _Name, flags: int, check: Callable[[], None]) -> None:
-    """Remove the file that a rename from `start` has moved to `end`. If that fails, reverse the rename. OSError.
-
-    `check` fails if a program has written to the file since the comparison.
-    """
-    directory, name = end
-    try:
-        check()
-        os.unlink(name, dir_fd=directory)
-    except OSError:
-        _move_back(start, end, flags)
-        raise
-
-
-def _move_back(start: _Name, end: _Name, flags: int) -> None:
-    """Reverse a rename. If another file has taken the old name, the file gets a further name."""
-    if flags == syscalls.RENAME_EXCHANGE:
-        syscalls.renameat2(*end, *start, flags)
+        yield None
         return
     try:
-        syscalls.renameat2(*end, *start, syscalls.RENAME_NOREPLACE)
-    except FileExistsError:
-        directory, name = start
-        kept = name[:200].decode(errors="ignore").encode()  # a cut character would make a name that is no UTF-8
-        # The agent cannot foresee the name.
-        other = b"%s.%s" % (kept, secrets.token_hex(8).encode())
-        syscalls.renameat2(*end, directory, other, syscalls.RENAME_NOREPLACE)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _named(made: int | None, directory: int, name: bytes) -> Iterator[int]:
+    """Yield `made`, or a new file with a name."""
+    if made is not None:
+        yield made
+        return
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o600, dir_fd=directory)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _lease(fd: int) -> None:
+    """Let other programs wait with opening a file until it is closed. Without effect if one has it open."""
+    with suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # the kernel tells of a waiting program; this signal is ignored
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
 
 @contextmanager
@@ -657,14 +746,13 @@ def _of(directory: int, name: bytes) -> bytes:
 
 def _fill(fd: int, content: int, size: int, blocks: Iterable[tuple[int, int]]) -> None:
     """Copy these ranges of a kept content to the same offsets."""
-    is_whole = os.fstat(content).st_size >= size
     for start, end in blocks:
         at = os.lseek(fd, start, os.SEEK_SET)
-        while is_whole and at < end:
+        while at < end:
             sent = os.sendfile(fd, content, at, min(end - at, _SENT))
-            is_whole, at = sent > 0, at + sent
-    if not is_whole:
-        raise OSError(errno.EIO, "the kept content is shorter than it was")
+            if not sent:
+                raise _cut()
+            at += sent
     os.ftruncate(fd, size)
 
 
@@ -694,5 +782,8 @@ def _set_state(fd: int, arguments: dict[str, Any]) -> None:
 
 def _set_xattrs(fd: int, values: dict[str, str]) -> None:
     for name, value in values.items():
-        with suppress(OSError):  # this user or this file system may not support it
+        try:
             os.setxattr(fd, name, bytes.fromhex(value))
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EPERM):  # this file system, and this user
+                raise

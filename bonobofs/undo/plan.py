@@ -381,8 +381,10 @@ class _Planner:
 
     def _exchange(self, change: Change, before: FileState, node: FileNode | None, to: str) -> None:
         other = self._tree.find(change.path)
-        if node is None or other is None or not node.is_file_of(before):
-            raise UndoConflict(MOVED)
+        for found, state in ((node, before), (other, change.replaced)):
+            if found is None or state is None or not found.is_file_of(state):
+                raise UndoConflict(MOVED)
+        assert node is not None and other is not None  # noqa: PT018 - for mypy
         self._step("exchange", to, node, to=change.path)
         self._tree.put(change.path, node)
         self._tree.put(to, other)

@@ -25,7 +25,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final, NamedTuple, Self
 
-from bonobofs.audit.entry import AFTER, BEFORE, BY, DIR_TIMES, OLD_TARGET, TO_DIR_TIMES, XATTRS, state_text
+from bonobofs.audit.entry import AFTER, BEFORE, BY, DIR_TIMES, OLD_TARGET, REPLACED, TO_DIR_TIMES, XATTRS, state_text
 from bonobofs.policy.decision import Permit
 from bonobofs.policy.request import Operation, Request
 from bonobofs.system.syscalls import open_beneath
@@ -345,6 +345,9 @@ class PathKeeper:
         if to.rpartition("/")[0] != request.path.rpartition("/")[0]:
             with suppress(OSError), self._directory(to) as (directory, _):
                 found[TO_DIR_TIMES] = os.fstat(directory).st_mtime_ns
+        if details.get("exchange"):
+            with suppress(OSError), self._directory(to) as (directory, name):
+                found[REPLACED] = state_text(os.stat(name, dir_fd=directory, follow_symlinks=False))
         with suppress(OSError), self._directory(request.path) as (directory, name):
             if request.operation in OF_NAMES:
                 found[DIR_TIMES] = os.fstat(directory).st_mtime_ns

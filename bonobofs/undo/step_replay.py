@@ -70,6 +70,8 @@ class Replay:
         step.files = [self._numbers.setdefault(each, len(self._numbers)) for each in (node, other) if each is not None]
         if step.do not in ("symlink", "mkdir") and not arguments.get("new"):
             step.expected = expectation(node.mode, node.size, node.mtime)
+        if other is not None:
+            arguments["other"] = expectation(other.mode, other.size, other.mtime)
         if step.do == "put":
             node.size, node.mtime = arguments["size"], arguments["mtime"]
             node.mode = stat.S_IFREG | arguments["mode"]

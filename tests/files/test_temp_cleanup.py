@@ -50,10 +50,10 @@ def test_a_temporary_name_is_in_the_directory_of_its_target(program: Program, ho
         ("write_file", "a/plan.md", {"by": NAMES[3], "to": 7}),
     )
     found = strays_of(home, source)
-    assert [(each.path, each.inode) for each in found] == [
-        (f"a/b/{NAMES[0]}", None),
-        (NAMES[1], 7),
-        (f"a/{NAMES[3]}", None),
+    assert [(each.path, each.inodes) for each in found] == [
+        (f"a/b/{NAMES[0]}", []),
+        (NAMES[1], [7]),
+        (f"a/{NAMES[3]}", []),
     ]
     assert strays_of(home, source / "a") == []
     (report,) = verify(home / "trails", describe=lambda _: describe_below(source))
@@ -92,7 +92,7 @@ def test_the_next_mount_removes_and_records_the_temporary_name(
 
 
 def test_only_the_declared_inode_is_removed(program: Program, home: Path, source: Path) -> None:
-    """A user may have created a file of that name since. No symlink in the path is followed."""
+    """Another file, which an undo had renamed, returns to its name. No symlink in the path is followed."""
     elsewhere = source.parent / "elsewhere"
     elsewhere.mkdir()
     (source / "out").symlink_to(elsewhere)
@@ -118,7 +118,9 @@ def test_only_the_declared_inode_is_removed(program: Program, home: Path, source
         FileGuard(session).close()
         entries = list(read(session.guard.trail.path))
     assert removals(entries) == [NAMES[4], NAMES[5]]
+    kept[0] = source / "plan.md"
     assert [path.read_text() for path in kept] == ["kept"] * 3
+    assert [entry.path for entry in entries if entry.operation == "return_file"] == [NAMES[0]]
     assert (source / NAMES[3]).is_dir()
     assert not os.path.lexists(source / NAMES[5])
 

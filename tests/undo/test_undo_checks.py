@@ -31,6 +31,7 @@ from tests.support.users import run_in_child
 from tests.support.wait import until
 
 _SCRIPT = "#!/bin/sh\n"
+_BEGAN = "2026-01-01T00:00:00+00:00"
 
 
 def _make(source: Path) -> None:
@@ -167,7 +168,14 @@ def test_the_operator_completes_an_agents_undo_under_the_policy_of_the_agent(
     (source / "bin/sub/a").write_text(_SCRIPT)
     before = state_of(source)
     steps = [UndoStep("rename", "bin/sub", "change", {"to": "docs/sub"})]
-    about = {"source": str(source), "agent": principal[1], "principal": principal, "policy": policy, "changes": []}
+    about = {
+        "source": str(source),
+        "began": _BEGAN,
+        "agent": principal[1],
+        "principal": principal,
+        "policy": policy,
+        "changes": [],
+    }
     UndoJournal.begin(place.home / "undo", "killed", steps, about)
     if is_made:
         (place.home / "undo/killed.done").write_text(f"{(source / 'bin/sub').stat().st_ino} ")
@@ -193,7 +201,14 @@ def test_a_refused_move_is_reversed_after_a_kill_although_its_old_name_is_taken(
     place.umount()
     (source / "bin" / name).mkdir()
     steps = [UndoStep("rename", f"bin/{name}", "change", {"to": "docs/sub"}, [stat.S_IFDIR])]
-    about = {"source": str(source), "agent": principal[1], "principal": principal, "policy": policy, "changes": []}
+    about = {
+        "source": str(source),
+        "began": _BEGAN,
+        "agent": principal[1],
+        "principal": principal,
+        "policy": policy,
+        "changes": [],
+    }
     UndoJournal.begin(place.home / "undo", "killed", steps, about)
     (place.home / "undo/killed.done").write_text(f"{(source / 'docs/sub').stat().st_ino} ")
     (failure,) = undo(place, path="nothing")["failures"]
@@ -208,7 +223,14 @@ def test_another_agent_learns_who_completes_a_killed_undo(own_place: MakePlace, 
     source = _make_source(tmp_path)
     place = own_place(policy=AGENT_ALL)
     (place.path / "docs/b").unlink()
-    about = {"source": str(source), "agent": "x", "principal": ["bob", "x", "agent"], "policy": {}, "changes": []}
+    about = {
+        "source": str(source),
+        "began": _BEGAN,
+        "agent": "x",
+        "principal": ["bob", "x", "agent"],
+        "policy": {},
+        "changes": [],
+    }
     UndoJournal.begin(place.home / "undo", "killed", [], about)
     done = bonobofs("undo", "--turn", "last", cwd=place.path)
     assert done.returncode == 1
@@ -238,7 +260,7 @@ def test_a_directory_keeps_its_time_if_another_mount_changed_a_name_at_the_same_
 
 def _begin_killed(place: Place, *, steps: list[UndoStep], changes: list[list[str]]) -> None:
     """Leave the journal of an undo of the operator that was killed before its first step."""
-    about = {"source": str(place.source), "agent": "", "changes": changes}
+    about = {"source": str(place.source), "began": _BEGAN, "changes": changes}
     UndoJournal.begin(place.home / "undo", "killed", steps, about)
 
 
@@ -420,9 +442,10 @@ def test_a_file_that_changes_while_its_old_content_is_copied_stays(own_place: Ma
     place.umount()
     delay = ("-e", "trace=fchmod", "-e", "inject=fchmod:delay_enter=2000000")
     program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
-    command = ["strace", "-qq", "-o", "/dev/null", *delay, *program]
+    log = tmp_path / "log"
+    command = ["strace", "-qq", "-o", log, *delay, *program]
     with subprocess.Popen(command, cwd="/", env=environment(), stdout=subprocess.PIPE) as tracer:
-        until(lambda: len(os.listdir(source / "docs/sub")) > 1, "the undo copies the old content")
+        until(lambda: log.exists() and "fchmod" in log.read_text(), "the undo copies the old content")
         (source / "docs/sub/a").write_text("work of the user\n")
         result = json.loads(tracer.communicate()[0])
     assert [(each["path"], each["reason"]) for each in result["failures"]] == [
@@ -546,7 +569,14 @@ def test_a_file_that_takes_the_name_of_a_killed_step_stays(own_place: MakePlace,
         expected = expectation(stat.S_IFREG, 2, 0)
         step = UndoStep(do, "docs/b", "change", {"to": "docs/new"}, expected)
         reason = "the file was changed while it was taken back"
-    about = {"source": str(source), "agent": principal[1], "principal": principal, "policy": policy, "changes": []}
+    about = {
+        "source": str(source),
+        "began": _BEGAN,
+        "agent": principal[1],
+        "principal": principal,
+        "policy": policy,
+        "changes": [],
+    }
     UndoJournal.begin(place.home / "undo", "killed", [step], about)
     if do == "rename":
         (place.home / "undo/killed.done").write_text(f"{number} ")
