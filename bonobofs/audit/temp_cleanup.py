@@ -23,9 +23,8 @@ from bonobofs.audit.writer import Trail
 from bonobofs.errors import TrailError
 from bonobofs.state.home import trail_path
 from bonobofs.state.sessions import read_all
-from bonobofs.system.paths import open_directory_beneath
+from bonobofs.system.paths import open_directory_beneath, return_file
 from bonobofs.system.processes import is_alive
-from bonobofs.system.renames import return_file
 
 REMOVE_STRAY: Final = "remove_temporary"
 RETURN_FILE: Final = "return_file"

@@ -229,6 +229,8 @@ class InodeTable:
         elif node.kind is not kind_of(st.st_mode):
             node = self._replace(node, parent, name, st)
         if st.st_nlink > 1 and not node.is_dir:
+            if node.parent is not None:  # the kernel may know this name since the file had one only
+                self.note_link(node.ino, node.parent, node.name)
             self.note_link(node.ino, parent, name)
         node.lookups += 1
         return node

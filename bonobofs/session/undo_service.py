@@ -36,6 +36,7 @@ from bonobofs.undo.images import Image, Images
 from bonobofs.undo.path_history import NumberQuery, PathQuery, find_changes
 from bonobofs.undo.plan import Plan, Record, plan
 from bonobofs.undo.step_replay import Judge
+from bonobofs.undo.steps import CHANGING_NAMES, UndoStep
 
 if TYPE_CHECKING:
     from bonobofs.git.git_worker import GitWorker
@@ -319,7 +320,7 @@ def _make(
     try:
         with journal.progress():
             failures = execution.make(journal)
-            names = [name for name, *_ in _completed(about["changes"], failures)]
+            names = [name for name, *_ in _completed(about["changes"], journal.steps, failures)]
             for start in range(0, len(names), _MOST_NAMES):
                 undoer.record(TAKEN_BACK, {"changes": names[start : start + _MOST_NAMES]})
             return failures
@@ -356,6 +357,10 @@ def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforce
         with keeping(home, session, policy.plain, enforcer):
             yield session, enforcer, document
         enforcer.flush_all()
+    except BaseException:
+        with contextlib.suppress(TrailError):  # the first error says what to do
+            trail.close()
+        raise
     finally:
         trail.close()
         with contextlib.suppress(StateError, OSError):
@@ -366,16 +371,27 @@ def _name_and_paths(change: Change) -> list[str]:
     return [change.id, *change.paths]
 
 
-def _completed(changes: Iterable[Sequence[str]], failures: Iterable[Failure]) -> list[Sequence[str]]:
-    """Return the changes, each as its name and paths, without those of which a step or a path has failed."""
+def _completed(
+    changes: Iterable[Sequence[str]], steps: Iterable[UndoStep], failures: Iterable[Failure]
+) -> list[Sequence[str]]:
+    """Return the changes, each as its name and paths, that an undo has taken back completely.
+
+    One step may restore the content for several changes of a path. If it has failed, only those are complete that have
+    a step for their name.
+    """
     names, paths = {failure.change for failure in failures}, {failure.path for failure in failures}
-    return [change for change in changes if change[0] not in names and paths.isdisjoint(change[1:])]
+    of_names = {step.change for step in steps if step.do in CHANGING_NAMES and step.do != "put"}
+    return [
+        change
+        for change in changes
+        if change[0] not in names and (change[0] in of_names or paths.isdisjoint(change[1:]))
+    ]
 
 
 def as_document(result: UndoResult) -> dict[str, Any]:
     """Return the result as JSON data."""
     planned = result.plan
-    names = {name for name, *_ in _completed(map(_name_and_paths, planned.taken_back), result.failures)}
+    names = {name for name, *_ in _completed(map(_name_and_paths, planned.taken_back), planned.steps, result.failures)}
     taken_back = [change for change in planned.taken_back if change.id in names]
     return {
         **{

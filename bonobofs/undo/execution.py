@@ -29,7 +29,7 @@ from bonobofs.policy.decision import Code, Denied, Permit, Refused
 from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Request, kind_of
 from bonobofs.state.home import write_text
 from bonobofs.system import syscalls
-from bonobofs.system.renames import Name, rename_to_free, return_file
+from bonobofs.system.paths import Name, rename_to_free, return_file
 from bonobofs.undo.images import EMPTY, Image, Images
 from bonobofs.undo.plan import SourceRefs
 from bonobofs.undo.preimages import xattrs_of
@@ -333,34 +333,34 @@ class Execution:
                 self._write(step, content.fileno())
                 return
             temporary = stray_name().encode()
-            with self._directory(step.path) as place, _unnamed(place[0]) as made:
-                inos = [] if made is None else [os.fstat(made).st_ino, *([] if old is None else [old.st_ino])]
+            with self._directory(step.path) as above, _unnamed(above[0]) as unnamed:
+                inos = [] if unnamed is None else [os.fstat(unnamed).st_ino, *([] if old is None else [old.st_ino])]
                 details = {BY: temporary.decode(), **({INODE: inos} if inos else {})}
-                with self._change(step, details) as start, _named(made, start[0], temporary) as fd:
+                with self._change(step, details) as start, _named(unnamed, start[0], temporary) as fd:
                     self._replace(step, content.fileno(), fd, start, (start[0], temporary))
 
-    def _replace(self, step: UndoStep, content: int, made: int, start: Name, end: Name) -> None:
+    def _replace(self, step: UndoStep, content: int, new: int, start: Name, end: Name) -> None:
         """Write a new file, and rename it from a temporary name `end` onto the path `start`."""
         try:
             size = step.arguments["size"]
-            _fill(made, content, size, _data_of(content, size))
-            _set_xattrs(made, self._xattrs(step, *start))
-            _set_state(made, step.arguments)
-            if not os.fstat(made).st_nlink:
-                os.link(f"/proc/self/fd/{made}", end[1], dst_dir_fd=end[0], follow_symlinks=True)
+            _fill(new, content, size, _data_of(content, size))
+            _set_xattrs(new, self._xattrs(step, *start))
+            _set_state(new, step.arguments)
+            if not os.fstat(new).st_nlink:
+                os.link(f"/proc/self/fd/{new}", end[1], dst_dir_fd=end[0], follow_symlinks=True)
             if step.arguments["new"]:
                 rename_to_free(end, start)
             else:
                 # Another program may have written while the content was copied.
                 with self._compared(*start) as file:
-                    self._exchange(file, made, start, end)
+                    self._exchange(file, new, start, end)
         except BaseException:
-            if _is_file(made, end):  # after an exchange, a file of another program may have the name
+            if _is_file(new, end):  # after an exchange, a file of another program may have the name
                 os.unlink(end[1], dir_fd=end[0])
             raise
 
-    def _exchange(self, file: str, made: int, start: Name, end: Name) -> None:
-        """Exchange `file` and the new file `made`, and remove `file`. ESTALE: another file has taken its name."""
+    def _exchange(self, file: str, new: int, start: Name, end: Name) -> None:
+        """Exchange `file` and the new file `new`, and remove `file`. ESTALE: another file has taken its name."""
         try:
             _exchange_names(start, end)
         except OSError as error:
@@ -371,7 +371,7 @@ class Execution:
         try:
             self._unlink_moved(file, end)
         except OSError:
-            if _is_file(made, start):
+            if _is_file(new, start):
                 _exchange_names(start, end)
             else:
                 return_file(end, start)  # a program has saved the file again
@@ -502,8 +502,11 @@ class Execution:
         ((request, context, *_),) = judged_changes(step, self, self._images)
         is_permitted = isinstance(self._authorizer.decide(request, context), Permit)
         if st.st_mtime_ns != step.arguments["mtime"] and is_permitted:
-            with suppress(PermissionError):
+            try:
                 self._set_times(step)
+            except OSError as error:  # the changes in the directory were taken back nevertheless
+                if self._stops_undo(error):
+                    raise
 
     def _make_and_track(self, step: UndoStep, journal: UndoJournal) -> None:
         """Make a step, and keep the times of the directories in which it or another program changes names."""
@@ -661,16 +664,16 @@ def _check(st: os.stat_result | None, expected: list[int] | None) -> None:
         raise _changed()
 
 
-def _check_same(file: str, place: Name) -> None:
+def _check_same(file: str, at: Name) -> None:
     """ESTALE: a name leads to another file."""
-    if not os.path.samestat(os.stat(file), os.stat(place[1], dir_fd=place[0], follow_symlinks=False)):
+    if not os.path.samestat(os.stat(file), os.stat(at[1], dir_fd=at[0], follow_symlinks=False)):
         raise _changed()
 
 
-def _is_file(fd: int, place: Name) -> bool:
+def _is_file(fd: int, at: Name) -> bool:
     """Return whether a name leads to an open file."""
     with suppress(OSError):
-        return os.path.samestat(os.fstat(fd), os.stat(place[1], dir_fd=place[0], follow_symlinks=False))
+        return os.path.samestat(os.fstat(fd), os.stat(at[1], dir_fd=at[0], follow_symlinks=False))
     return False
 
 
@@ -695,10 +698,10 @@ def _unnamed(directory: int) -> Iterator[int | None]:
 
 
 @contextmanager
-def _named(made: int | None, directory: int, name: bytes) -> Iterator[int]:
-    """Yield `made`, or a new file with a name."""
-    if made is not None:
-        yield made
+def _named(unnamed: int | None, directory: int, name: bytes) -> Iterator[int]:
+    """Yield `unnamed`, or a new file with a name."""
+    if unnamed is not None:
+        yield unnamed
         return
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(name, flags, 0o600, dir_fd=directory)

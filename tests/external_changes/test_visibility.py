@@ -242,3 +242,11 @@ def test_thousands_of_external_changes_show_in_the_end(world: World) -> None:
 
     until(lambda: content(world.path) == content(world.source), "both are alike")
     assert time.monotonic() - began < 60
+
+
+def test_a_file_that_gets_a_second_name_outside_can_be_written(world: World) -> None:
+    """The kernel knows the first name, and looks only the second one up again."""
+    os.link(world.source / "file", world.source / "second")
+    until((world.path / "second").exists, "the second name shows")
+    (world.path / "file").write_text("written")
+    assert (world.source / "second").read_text() == "written"

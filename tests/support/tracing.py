@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from tests.support.commands import environment
 from tests.support.wait import until
 from tests.support.world import World
 
@@ -26,3 +30,21 @@ def traced(place: World, log: Path, *options: str, process: int | None = None) -
             yield
         finally:
             tracer.terminate()
+
+
+@contextmanager
+def traced_undo(source: Path, log: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the operator's undo of all changes of `alice` under strace. Its output is JSON."""
+    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
+    log.unlink(missing_ok=True)
+    command = ["strace", "-qq", "-o", str(log), *options, *program]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd="/", env=environment(), stdout=pipe, stderr=pipe, text=True) as tracer:
+        yield tracer
+
+
+def faulty_undo(source: Path, log: Path, *options: str) -> dict[str, Any]:
+    """Return the result of `traced_undo`."""
+    with traced_undo(source, log, *options) as tracer:
+        result: dict[str, Any] = json.loads(tracer.communicate()[0])
+    return result

@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +21,11 @@ from bonobofs.state.home import inside_directory
 from bonobofs.system import syscalls
 from bonobofs.undo.execution import UndoJournal
 from bonobofs.undo.steps import UndoStep, expectation
-from tests.support.commands import bonobofs, environment
+from tests.support.commands import bonobofs
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.observe import companion_of, stopped
 from tests.support.source_state import AGENT_ALL, AGENT_RULES, state_of, undo, without_directory_times
-from tests.support.tracing import traced
+from tests.support.tracing import faulty_undo, traced, traced_undo
 from tests.support.users import run_in_child
 from tests.support.wait import until
 
@@ -137,13 +136,8 @@ def test_a_step_that_fails_stops_the_steps_below_its_names(own_place: MakePlace,
 
     run_in_child(change)
     changed = state_of(source)
-    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
     faults = ("-e", "trace=renameat2", "-e", "inject=renameat2:error=EIO:when=1")
-    done = subprocess.run(
-        ["strace", "-f", "-qq", "-o", "/dev/null", "-P", str(source), "-P", str(source / "docs"), *faults, *program],
-        cwd="/", env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    result = json.loads(done.stdout)
+    result = faulty_undo(source, tmp_path / "log", "-P", str(source), "-P", str(source / "docs"), *faults)
     reasons = [failure["reason"] for failure in result["failures"]]
     assert reasons[0] == "Input/output error"
     assert set(reasons[1:]) == {"an earlier step of its files was not made"}
@@ -369,13 +363,10 @@ def test_a_directory_gets_its_time_back_after_two_kills(own_place: MakePlace, tm
     for name in ("a", "b"):
         (place.path / "docs" / f"new-{name}").touch()
     place.umount()
-    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source)]
     kill = ("-e", "trace=utimensat", "-e", "inject=utimensat:signal=KILL")
     for resumed in (False, True):
-        killed = subprocess.run(
-            ["strace", "-f", "-qq", "-o", "/dev/null", *kill, *program],
-            cwd="/", env=environment(), capture_output=True, check=False,
-        )  # fmt: skip
+        with traced_undo(source, tmp_path / "log", *kill) as killed:
+            killed.communicate()
         assert killed.returncode == -signal.SIGKILL
         (done,) = (place.home / "undo").glob("*.done")
         first, *notes = done.read_bytes().split(b".")
@@ -417,9 +408,7 @@ def test_a_directory_that_takes_the_path_during_a_step_stays(own_place: MakePlac
     (place.path / "docs/sub/a").write_text("two\n")
     place.umount()
     delay = ("-e", "trace=linkat", "-e", "inject=linkat:delay_enter=2000000", "-P", str(source / "docs/sub"))
-    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
-    command = ["strace", "-qq", "-o", "/dev/null", *delay, *program]
-    with subprocess.Popen(command, cwd="/", env=environment(), stdout=subprocess.PIPE) as tracer:
+    with traced_undo(source, tmp_path / "log", *delay) as tracer:
         children = Path(f"/proc/{tracer.pid}/task/{tracer.pid}/children")
         until(
             lambda: any(_is_in_call(int(child), _LINKAT) for child in children.read_text().split()),
@@ -441,10 +430,8 @@ def test_a_file_that_changes_while_its_old_content_is_copied_stays(own_place: Ma
     (place.path / "docs/sub/a").write_text("two\n")
     place.umount()
     delay = ("-e", "trace=fchmod", "-e", "inject=fchmod:delay_enter=2000000")
-    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
     log = tmp_path / "log"
-    command = ["strace", "-qq", "-o", log, *delay, *program]
-    with subprocess.Popen(command, cwd="/", env=environment(), stdout=subprocess.PIPE) as tracer:
+    with traced_undo(source, log, *delay) as tracer:
         until(lambda: log.exists() and "fchmod" in log.read_text(), "the undo copies the old content")
         (source / "docs/sub/a").write_text("work of the user\n")
         result = json.loads(tracer.communicate()[0])
@@ -503,9 +490,7 @@ def test_a_file_that_takes_the_name_during_a_step_stays(
     changed = state_of(source)
     log = tmp_path / "calls"
     delay = ("-e", f"trace={call}", "-e", f"inject={call}:delay_enter=2000000:when=1")
-    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
-    command = ["strace", "-qq", "-o", str(log), *delay, *program]
-    with subprocess.Popen(command, cwd="/", env=environment(), stdout=subprocess.PIPE) as tracer:
+    with traced_undo(source, log, *delay) as tracer:
         until(lambda: log.exists() and call in log.read_text(), "the undo changes the file")
         _exchange(source / now, source / "docs/sub/a")
         result = json.loads(tracer.communicate()[0])
@@ -531,12 +516,8 @@ def test_a_step_whose_last_call_fails_is_reversed(
     place.umount()
     changed = state_of(source)
     faults = ("-e", "trace=unlinkat", "-e", "inject=unlinkat:error=EIO")
-    program = [sys.executable, "-m", "bonobofs", "undo", "--agent", "alice", "--path", str(source), "--json"]
-    done = subprocess.run(
-        ["strace", "-f", "-qq", "-o", "/dev/null", *faults, *program],
-        cwd="/", env=environment(), capture_output=True, check=False,
-    )  # fmt: skip
-    assert [each["reason"] for each in json.loads(done.stdout)["failures"]] == ["Input/output error"]
+    result = faulty_undo(source, tmp_path / "log", *faults)
+    assert [each["reason"] for each in result["failures"]] == ["Input/output error"]
     for stray in source.rglob(".bonobofs-*"):
         stray.unlink()
     assert without_directory_times(state_of(source)) == without_directory_times(changed)
