@@ -210,13 +210,18 @@ class IntegrityCheck:
 
     @classmethod
     def load(cls, directory: Path) -> IntegrityCheck:
-        """Return the check that `save` wrote. IntegrityError: it cannot be read."""
+        """Return the check that `save` wrote. FileNotFoundError: there is none. IntegrityError: it is damaged."""
         try:
             plain = json.loads((directory / "snapshot.json").read_bytes())
             before = from_plain(plain["before"])
             return cls(plain["root"], plain["directories"], snapshot=(directory / "contents", before))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise IntegrityError(f"the snapshot {directory} cannot be read: {error_text(error)}") from error
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, UsageError) as error:
+            raise IntegrityError(
+                f"{directory}/snapshot.json is damaged: {error_text(error)}; remove the directory {directory}, "
+                "or select another snapshot with --snapshot"
+            ) from error
 
     def _content(self, entry: TreeEntry) -> bytes | None:
         """Return the content of an entry before, by its hash; None if it is nowhere."""

@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -48,22 +48,30 @@ class Snapshot(NamedTuple):
 def take_snapshot(home: Path, root: Path, directories: Sequence[str]) -> Snapshot:
     """Capture protected directories and save them; replace earlier snapshots of the same. IntegrityError, OSError."""
     check = IntegrityCheck(root, directories)
-    former = [each for each in _snapshots(home) if (each.check.root, each.check.directories) == _key(check)]
+    former = []
+    for directory in _snapshots(home):
+        with contextlib.suppress(BonobofsError, FileNotFoundError):
+            if _key(IntegrityCheck.load(directory)) == _key(check):
+                former.append(directory)
     snapshot = _save(home, check)
-    for each in former:
-        shutil.rmtree(each.directory)
+    for directory in former:
+        shutil.rmtree(directory)
     return snapshot
 
 
 def find_snapshot(home: Path, root: Path, name: str | None = None) -> Snapshot:
     """Return the newest snapshot of a root or of a directory above it, or the one whose id begins with `name`.
 
-    UsageError: there is none.
+    UsageError: there is none. IntegrityError: a newer snapshot is damaged, and may be that of the root.
     """
     real = os.path.realpath(root)
-    for each in _snapshots(home):
-        if each.id.startswith(name) if name is not None else is_within(real, each.check.root):
-            return each
+    for directory in _snapshots(home):
+        if not directory.name.startswith(name or ""):
+            continue
+        with contextlib.suppress(FileNotFoundError):  # a run that has ended removes its snapshot
+            check = IntegrityCheck.load(directory)
+            if name is not None or is_within(real, check.root):
+                return Snapshot(directory.name, directory, check)
     what = f"no snapshot has the id {name}" if name is not None else f"there is no snapshot of {real}"
     raise UsageError(f"{what}; make one: bonobofs integrity snapshot")
 
@@ -162,12 +170,10 @@ def _save(home: Path, check: IntegrityCheck) -> Snapshot:
     return Snapshot(name, directory, check)
 
 
-def _snapshots(home: Path) -> Iterator[Snapshot]:
-    """Yield the readable snapshots, the newest first. A snapshot of a killed process may be incomplete."""
+def _snapshots(home: Path) -> list[Path]:
+    """Return the directories of the snapshots, the newest first. A process that is killed leaves one without a file."""
     found = []
     for directory in (home / "integrity").glob("*"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found.append((os.stat(directory / "snapshot.json").st_mtime_ns, directory))
-    for _, directory in sorted(found, reverse=True):
-        with contextlib.suppress(BonobofsError):
-            yield Snapshot(directory.name, directory, IntegrityCheck.load(directory))
+    return [directory for _, directory in sorted(found, reverse=True)]

@@ -70,12 +70,25 @@ def test_a_new_snapshot_replaces_the_former_of_the_same_directories(root: Path, 
     assert bonobofs("integrity", "verify", "--snapshot", other[:6], cwd=root).returncode == 1
 
 
-def test_a_damaged_snapshot_is_passed_over(root: Path, home: Path) -> None:
-    assert bonobofs("integrity", "snapshot", cwd=root).returncode == 0
-    (made,) = (home / "integrity").iterdir()
-    (made / "snapshot.json").write_text('{"root": 7, "before": [1]}')
-    ran = bonobofs("integrity", "verify", cwd=root)
-    assert ran.returncode == 2, ran.stderr
-    (made / "contents/x").touch()
+@pytest.mark.parametrize("damage", ["", '{"root": 7, "before": []}', '{"root": "a", "directories": [7], "before": {}}'])
+def test_a_damaged_snapshot_is_an_error_and_no_older_one_is_used(root: Path, home: Path, damage: str) -> None:
+    assert bonobofs("integrity", "snapshot", str(root)).returncode == 0
+    (older,) = (home / "integrity").iterdir()
+    assert bonobofs("integrity", "snapshot", "--protect", "plans", cwd=root).returncode == 0
+    (newest,) = set((home / "integrity").iterdir()) - {older}
+    (newest / "snapshot.json").write_text(damage)
+    for command in ("verify", "revert"):
+        ran = bonobofs("integrity", command, cwd=root)
+        assert ran.returncode == 1
+        assert f"{newest}/snapshot.json is damaged" in ran.stderr
+        assert "--snapshot" in ran.stderr
+    assert bonobofs("integrity", "verify", "--snapshot", older.name, cwd=root).returncode == 0
     assert bonobofs("integrity", "snapshot", cwd=root).returncode == 0
     assert bonobofs("integrity", "verify", cwd=root).returncode == 0
+
+
+def test_a_snapshot_that_was_not_completed_is_not_used(root: Path, home: Path) -> None:
+    assert bonobofs("integrity", "snapshot", cwd=root).returncode == 0
+    (made,) = (home / "integrity").iterdir()
+    (made / "snapshot.json").unlink()
+    assert bonobofs("integrity", "verify", cwd=root).returncode == 2
