@@ -10,7 +10,7 @@ from bonobofs.cli.options import Argument, Group, Option
 from bonobofs.cli.output import document, note, say
 from bonobofs.integrity.integrity_check import OKRS, IntegrityCheck, new_run_id, write_violation
 from bonobofs.integrity.result_document import ResultError, validate_result_json
-from bonobofs.session.protected_run import find_snapshot, record_violation, take_snapshot
+from bonobofs.session.protected_run import find_snapshot, record_violation, revert_and_record, take_snapshot
 
 app = Group(help="Find and revert direct edits of protected directories.")
 result_app = Group(help="Check what an agent hands over.")
@@ -68,7 +68,8 @@ def revert(
 ) -> int:
     """Restore the protected directories from a snapshot, and record the violation; exit 1 if a path is not restored.
 
-    Files that are removed or replaced are kept in the directory `reverted-TIME` of --artifacts.
+    Files that are removed or replaced are kept in the directory `reverted-TIME` of --artifacts. If violation.json
+    cannot be written there, nothing is restored.
 
     \b
     Examples:
@@ -79,15 +80,12 @@ def revert(
     check = find_snapshot(home, root, name).check
     check.capture_after()
     if check.has_changes():
-        run_id = new_run_id()
-        check.revert(None if artifacts is None else artifacts / f"reverted-{run_id}")
-        violation = check.violation(item_id=item, run_id=run_id)
-        if artifacts is not None:
-            write_violation(artifacts, violation)
-        record_violation(home, violation)
+        revert_and_record(home, check, artifacts, item_id=item, run_id=new_run_id())
+    elif artifacts is not None:
+        check.check_artifacts(artifacts)
     _print_changes(check, json=json)
     if check.revert_error:
-        note(f"not all is reverted: {check.revert_error}")
+        note(f"the revert is incomplete: {check.revert_error}")
     return 1 if check.revert_error else 0
 
 
@@ -122,8 +120,6 @@ def check_result(
         validate_result_json(file)
     except ResultError as error:
         problems = error.problems
-    if problems and artifacts is not None:
-        _record_result(problems, item, artifacts)
     if json:
         document({"file": str(file), "valid": not problems, "problems": problems})
     else:
@@ -131,6 +127,8 @@ def check_result(
             say(f"{file}: {problem}")
         if not problems:
             say(f"{file} is valid")
+    if problems and artifacts is not None:
+        _record_result(problems, item, artifacts)
     return 1 if problems else 0
 
 
@@ -142,5 +140,5 @@ def _record_result(problems: tuple[str, ...], item: str, artifacts: Path) -> Non
         "run_id": new_run_id(),
     }
     violation = {"violation_type": "result_schema", "details": details}
-    write_violation(artifacts, violation)
     record_violation(session.home(), violation)
+    write_violation(artifacts, violation)

@@ -36,7 +36,7 @@ from bonobofs.integrity.protected_tree import (
     opened_parent,
 )
 from bonobofs.state.home import home
-from bonobofs.system.paths import remove_tree
+from bonobofs.system.paths import is_within, remove_tree
 from bonobofs.undo.image_expiry import places_of
 from bonobofs.undo.images import Images
 
@@ -142,12 +142,14 @@ class IntegrityCheck:
         """Restore the state before; True if every path is as it was. Else `revert_error` says why.
 
         `kept` is a new directory that gets the files that are removed or replaced. If it exists, another one beside it
-        gets them. Contents come from the capture, else from the pre-images that mounts keep for `undo`, else from the
-        objects of the git repository.
+        gets them. If it is in a protected directory, nothing is restored. Contents come from the capture, else from the
+        pre-images that mounts keep for `undo`, else from the objects of the git repository.
         """
         self.has_changes()
         problems: list[str] = []
         try:
+            if kept is not None:
+                self.check_artifacts(kept)
             with _TreeReverter(self.root, self._content, kept) as reverter:
                 for _ in range(_ROUNDS):
                     left = list(_differences(self.before, capture(self.root, self.directories)))
@@ -168,11 +170,12 @@ class IntegrityCheck:
 
     def violation(self, *, item_id: str = "", run_id: str = "") -> dict[str, Any]:
         """Return the record of the changes as plain data. `run_id` is by default the present time in UTC."""
-        changed = [each for each in self.directories if any(_is_in(change.path, each) for change in self.changes)]
+        paths = [change.path for change in self.changes]
+        changed = [each for each in self.directories if any(is_within(p, each) or is_within(each, p) for p in paths)]
         named = changed or list(self.directories)
         details: dict[str, Any] = {
             "message": _MESSAGE.format(", ".join(f"{each}/" for each in named)),
-            "changed_files": [change.path for change in self.changes[:MOST]],
+            "changed_files": paths[:MOST],
             "reverted": self.reverted,
             "revert_error": self.revert_error,
             "item_id": item_id,
@@ -192,13 +195,25 @@ class IntegrityCheck:
         item_id: str = "",
         run_id: str = "",
     ) -> Path:
-        """Write `violation.json` into the directory `artifacts`, which is created; return its path. OSError.
+        """Write `violation.json` into the directory `artifacts`, which is created; return its path.
 
-        `violation` is by default that of this check.
+        `violation` is by default that of this check. UsageError: `artifacts` is in a protected directory.
+        IntegrityError: the file cannot be written.
         """
+        self.check_artifacts(artifacts)
         if violation is None:
             violation = self.violation(item_id=item_id, run_id=run_id)
         return write_violation(artifacts, violation)
+
+    def check_artifacts(self, artifacts: str | Path) -> None:
+        """UsageError: a directory for artifacts is in a protected directory, whose revert would remove it."""
+        for directory in self.directories:
+            protected = os.path.join(self.root, directory)
+            if any(is_within(named, protected) for named in (os.path.abspath(artifacts), os.path.realpath(artifacts))):
+                raise UsageError(
+                    f"the directory for artifacts, {artifacts}, is in the protected directory {protected}; "
+                    "choose a directory outside of it"
+                )
 
     def save(self, directory: Path) -> None:
         """Write the state before into a new directory. OSError."""
@@ -266,10 +281,17 @@ def new_run_id() -> str:
 
 
 def write_violation(artifacts: str | Path, violation: Mapping[str, Any]) -> Path:
-    """Write `violation.json` into the directory `artifacts`, which is created; return its path. OSError."""
+    """Write `violation.json` into the directory `artifacts`, which is created; return its path. IntegrityError."""
     path = Path(artifacts) / VIOLATION
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write_whole(path, json.dumps(violation, indent=2).encode() + b"\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_whole(path, json.dumps(violation, indent=2).encode() + b"\n")
+    except OSError as error:
+        named = os.path.realpath(artifacts)
+        raise IntegrityError(
+            f"{VIOLATION} cannot be written in {named}: {error_text(error)}; choose a directory for artifacts that is "
+            "writable"
+        ) from error
     return path
 
 
@@ -294,10 +316,6 @@ def _checked(directory: str) -> str:
     if directory.startswith("/") or "\0" in directory or not set(parts).isdisjoint(("", ".", "..")):
         raise UsageError(f"{directory!a} is not a directory below the root; write it relative, such as okrs")
     return "/".join(parts)
-
-
-def _is_in(path: str, directory: str) -> bool:
-    return f"{path}/".startswith(f"{directory}/") or f"{directory}/".startswith(f"{path}/")
 
 
 def _differences(before: Tree, after: Tree) -> Iterator[FileChange]:

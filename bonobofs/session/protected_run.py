@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 from uuid import uuid4
 
 from bonobofs.audit.writer import Trail, TrailIdentity
-from bonobofs.errors import BonobofsError, UsageError, reason
+from bonobofs.errors import BonobofsError, UsageError
 from bonobofs.integrity.integrity_check import IntegrityCheck, new_run_id
 from bonobofs.state.home import head_path, trail_path
 from bonobofs.system.paths import is_within
@@ -90,6 +90,27 @@ def record_violation(home: Path, violation: dict[str, Any], **more: str) -> None
         trail.close()
 
 
+def revert_and_record(
+    home: Path, check: IntegrityCheck, artifacts: Path | None, *, item_id: str, run_id: str, **more: str
+) -> str:
+    """Revert the changes of a check, and record them in the log in any case; return the message. TrailError.
+
+    `artifacts` gets violation.json before the revert, and again with its outcome. If the first fails, nothing is
+    reverted. The `revert_error` of the check says why.
+    """
+    try:
+        if artifacts is not None:
+            check.write_violation(artifacts, item_id=item_id, run_id=run_id)
+        check.revert(None if artifacts is None else artifacts / f"reverted-{run_id}")
+        if artifacts is not None:
+            check.write_violation(artifacts, item_id=item_id, run_id=run_id)
+    except BonobofsError as error:
+        check.revert_error = str(error)
+    violation = check.violation(item_id=item_id, run_id=run_id)
+    record_violation(home, violation, **more)
+    return str(violation["details"]["message"])
+
+
 class ProtectedRun:
     """The check around one run, as a context manager. Without a protection it does nothing.
 
@@ -107,14 +128,16 @@ class ProtectedRun:
         self._violated = False
 
     def begin(self, root: Path, session: str) -> None:
-        """Capture the state before the command. IntegrityError, OSError: the command must not run."""
+        """Capture the state before the command. UsageError, IntegrityError, OSError: the command must not run."""
         if self._protection is None:
             return
         self._run_id, self._session = new_run_id(), session
+        check = IntegrityCheck(root, self._protection.directories)
+        check.check_artifacts(self._protection.artifacts)
         self._protection.artifacts.mkdir(parents=True, exist_ok=True)
         # The command can replace the directory, and the violation must not follow a symlink of the command.
         self._artifacts = os.open(self._protection.artifacts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._snapshot = _save(self._home, IntegrityCheck(root, self._protection.directories))
+        self._snapshot = _save(self._home, check)
 
     def status(self, status: int) -> int:
         """Return the exit status of the run: 77 after a violation, else that of the command."""
@@ -140,18 +163,15 @@ class ProtectedRun:
         if check.has_changes():
             self._violated = True
             place = Path(f"/proc/self/fd/{self._artifacts}")
-            check.revert(place / f"reverted-{self._run_id}-{snapshot.id[:4]}")
-            violation = check.violation(item_id=self._protection.item, run_id=self._run_id)
-            details = violation["details"]
-            self._report(
-                f"{details['message']}: {len(check.changes)} changes, "
-                + ("reverted" if check.reverted else f"not all reverted: {check.revert_error}")
+            message = revert_and_record(
+                self._home, check, place, item_id=self._protection.item, run_id=self._run_id, session=self._session
             )
-            try:
-                check.write_violation(place, violation)
-            except OSError as failure:
-                self._report(f"violation.json cannot be written: {reason(failure)}")
-            record_violation(self._home, violation, session=self._session)
+            message += f": {len(check.changes)} changes"
+            if check.revert_error:
+                retry = f"then run: bonobofs integrity revert {check.root} --snapshot {snapshot.id}"
+                self._report(f"{message}, not all reverted: {check.revert_error}; {retry}")
+                return
+            self._report(f"{message}, reverted")
         shutil.rmtree(snapshot.directory)
 
 

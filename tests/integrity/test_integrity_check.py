@@ -127,6 +127,17 @@ def test_a_replaced_file_is_not_kept_through_a_symlink(root: Path, tmp_path: Pat
     assert (kept / "okrs/company.yml").read_text() == "objective: rest\n"
 
 
+def test_no_artifact_is_written_into_a_protected_directory(root: Path) -> None:
+    check = IntegrityCheck(root)
+    (root / "okrs/company.yml").write_text("objective: rest\n")
+    assert not check.revert(root / "okrs/kept")
+    assert "okrs/kept" in check.revert_error
+    assert not (root / "okrs/kept").exists()
+    assert (root / "okrs/company.yml").read_text() == "objective: rest\n"
+    with pytest.raises(UsageError, match="okrs"):
+        check.write_violation(root / "okrs")
+
+
 @pytest.mark.parametrize("made", [True, False])
 def test_a_whole_directory_that_appears_or_disappears_is_reverted(root: Path, tmp_path: Path, *, made: bool) -> None:
     if made:

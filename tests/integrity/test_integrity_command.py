@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.world import bonobofs
+from tests.support.world import OrdinaryUser, bonobofs
 
 
 @pytest.fixture
@@ -68,6 +69,62 @@ def test_a_new_snapshot_replaces_the_former_of_the_same_directories(root: Path, 
     assert bonobofs("integrity", "verify", cwd=root).returncode == 0
     (other,) = {path.name for path in (home / "integrity").iterdir()} - {newest["snapshot"]}
     assert bonobofs("integrity", "verify", "--snapshot", other[:6], cwd=root).returncode == 1
+
+
+@pytest.mark.parametrize("artifacts", ["file", "/proc/x", "okrs/art", "okrs/company.yml", "link/art", "away/art"])
+def test_unusable_artifacts_are_an_error_and_the_violation_is_recorded(root: Path, artifacts: str) -> None:
+    (root / "file").touch()
+    (root / "link").symlink_to("okrs")
+    (root / "away").symlink_to("okrs/q1")
+    assert bonobofs("integrity", "snapshot", cwd=root).returncode == 0
+    (root / "okrs/company.yml").write_text("objective: rest\n")
+    (root / "okrs/new.yml").symlink_to("company.yml")
+    ran = bonobofs("integrity", "revert", "--artifacts", artifacts, cwd=root)
+    assert ran.returncode == 1
+    assert "the revert is incomplete: " in ran.stderr
+    assert "choose a directory" in ran.stderr
+    assert ran.stdout == "changed  okrs/company.yml\nadded    okrs/new.yml\n"
+    assert sorted(os.listdir(root / "okrs")) == ["company.yml", "new.yml"]
+    assert (root / "okrs/company.yml").read_text() == "objective: rest\n"
+    (entry,) = alerts()
+    assert entry["details"]["changed_files"] == ["okrs/company.yml", "okrs/new.yml"]
+    assert entry["details"]["reverted"] is False
+    assert "choose a directory" in entry["details"]["revert_error"]
+    assert bonobofs("integrity", "revert", cwd=root).returncode == 0
+
+
+def test_artifacts_of_a_protected_directory_that_is_a_symlink_now_are_refused(root: Path, tmp_path: Path) -> None:
+    (outside := tmp_path / "outside").mkdir()
+    assert bonobofs("integrity", "snapshot", cwd=root).returncode == 0
+    (root / "okrs").rename(tmp_path / "away")
+    (root / "okrs").symlink_to(outside)
+    assert bonobofs("integrity", "revert", "--artifacts", "okrs/art", cwd=root).returncode == 1
+    assert os.listdir(outside) == []
+    assert len(alerts()) == 1
+
+
+def test_protected_artifacts_are_refused_without_a_violation(root: Path) -> None:
+    assert bonobofs("integrity", "snapshot", cwd=root).returncode == 0
+    ran = bonobofs("integrity", "revert", "--artifacts", "okrs/art", cwd=root)
+    assert ran.returncode == 2
+    assert "choose a directory" in ran.stderr
+    assert alerts() == []
+
+
+def test_a_directory_that_is_not_writable_loses_no_violation(ordinary_user: OrdinaryUser) -> None:
+    user = ordinary_user
+    script = """
+        mkdir -p w/okrs; chmod 500 art; cd w; integrity() { "$0" -m bonobofs integrity "$@"; }
+        echo before > okrs/a; integrity snapshot; echo after > okrs/a
+        integrity revert --artifacts ../art && exit 9
+        cat okrs/a; "$0" -m bonobofs audit tail --alerts
+    """
+    user.run("mkdir", "art")
+    ran = user.run("sh", "-c", script, user.python)
+    assert ran.returncode == 0, ran.stderr
+    assert "Permission denied; choose a directory" in ran.stderr
+    assert "\nafter\n" in ran.stdout
+    assert "guardrail_violation" in ran.stdout
 
 
 @pytest.mark.parametrize("damage", ["", '{"root": 7, "before": []}', '{"root": "a", "directories": [7], "before": {}}'])

@@ -178,3 +178,14 @@ def test_the_command_names_every_problem_and_records_a_violation(result: Path, h
     assert violation["details"]["problems"] == document["problems"]
     (entry,) = [json.loads(line) for line in bonobofs("audit", "tail", "--alerts", "--json").stdout.splitlines()]
     assert (entry["agent"], entry["operation"]) == ("daemon", "guardrail_violation")
+
+
+def test_an_invalid_result_is_reported_and_recorded_without_its_artifacts(result: Path, home: Path) -> None:
+    del home
+    result.write_text("{}")
+    ran = bonobofs("result", "check", "result.json", "--artifacts", "result.json", cwd=result.parent)
+    assert ran.returncode == 1
+    assert "the field summary is missing" in ran.stdout
+    assert "violation.json cannot be written" in ran.stderr
+    assert "choose a directory" in ran.stderr
+    assert "guardrail_violation" in bonobofs("audit", "tail", "--alerts").stdout

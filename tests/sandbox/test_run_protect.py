@@ -88,3 +88,24 @@ def test_protect_needs_a_place_for_the_violation(box: Box) -> None:
     ran = box.run("true", options=("--protect", "okrs"))
     assert ran.returncode == 2
     assert "--artifacts" in ran.stderr
+
+
+def test_artifacts_in_a_protected_directory_stop_the_run(box: Box) -> None:
+    ran = box.run("touch", "ran.md", options=("--protect", "okrs", "--artifacts", str(box.source / "okrs/art")))
+    assert ran.returncode == 2
+    assert "choose a directory outside of it" in ran.stderr
+    assert not (box.source / "ran.md").exists()
+    assert not (box.source / "okrs/art").exists()
+
+
+def test_unusable_artifacts_keep_the_snapshot_for_another_revert(box: Box) -> None:
+    """A directory has the name of violation.json, so the file cannot be written."""
+    (box.top / "artifacts/violation.json").mkdir(parents=True)
+    ran = box.run("sh", "-c", "echo rest > okrs/company.yml", options=options(box))
+    assert ran.returncode == 77
+    assert "violation.json cannot be written" in ran.stderr
+    assert "bonobofs integrity revert" in ran.stderr
+    assert (box.source / "okrs/company.yml").read_text() == "rest\n"
+    assert [entry["details"]["reverted"] for entry in alerts(box)] == [False]
+    assert box.bonobofs("integrity", "revert", str(box.source)).returncode == 0
+    assert (box.source / "okrs/company.yml").read_text() == "objective: grow\n"
