@@ -12,10 +12,12 @@ The check compares content, so it also finds changes that did not go through a m
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -26,16 +28,19 @@ from typing import Any, Final, NamedTuple, Self
 from bonobofs.errors import BonobofsError, UsageError, error_text
 from bonobofs.integrity.protected_tree import (
     KEPT,
+    LARGEST,
     MOUNTED,
     IntegrityError,
     Tree,
     TreeEntry,
     as_plain,
+    blocks,
     capture,
     from_plain,
     opened_parent,
 )
 from bonobofs.state.home import home
+from bonobofs.system import syscalls
 from bonobofs.system.paths import is_within, remove_tree
 from bonobofs.undo.image_expiry import places_of
 from bonobofs.undo.images import Images
@@ -150,12 +155,14 @@ class IntegrityCheck:
         try:
             if kept is not None:
                 self.check_artifacts(kept)
-            with _TreeReverter(self.root, self._content, kept) as reverter:
-                for _ in range(_ROUNDS):
-                    left = list(_differences(self.before, capture(self.root, self.directories)))
-                    if not left:
-                        break
+            for _ in range(_ROUNDS):
+                left = list(_differences(self.before, capture(self.root, self.directories)))
+                if not left:
+                    break
+                with _TreeReverter(self.root, self._content, kept) as reverter:
                     problems = list(reverter.revert(left))
+                if reverter.has_rival:
+                    break
             left = list(_differences(self.before, capture(self.root, self.directories)))
         except (OSError, BonobofsError) as error:
             problems, left = [error_text(error)], list(self.changes)
@@ -334,6 +341,8 @@ class _TreeReverter:
         self._kept: Final = kept
         self._new_kept = -1
         """Descriptor of the new directory for the files that are removed or replaced; -1: there is none."""
+        self.has_rival = False
+        """Whether another program replaced or wrote a file meanwhile."""
 
     def __enter__(self) -> Self:
         return self
@@ -357,6 +366,7 @@ class _TreeReverter:
             with opened_parent(self._top, change.path) as (parent, name):
                 act(change, parent, name)
         except (OSError, BonobofsError) as error:
+            self.has_rival |= isinstance(error, OSError) and error.errno == errno.ESTALE
             yield f"{change.path}: {error_text(error)}"
 
     def _remove(self, change: FileChange, parent: int, name: str) -> None:
@@ -366,8 +376,7 @@ class _TreeReverter:
             if after.problem == MOUNTED:
                 raise IntegrityError(f"{MOUNTED}; unmount it")
             if after.kind != "directory":
-                self._keep(change, parent, name)
-                os.unlink(name, dir_fd=parent)
+                self._discard(change.path, parent, name, _temporary(), syscalls.RENAME_NOREPLACE)
             elif after.problem:  # it cannot be listed, or is too deep
                 remove_tree(parent, os.fsencode(name))
             else:
@@ -388,14 +397,14 @@ class _TreeReverter:
                 raise IntegrityError(
                     "its content before is neither in the snapshot nor in the git repository; restore it from a backup"
                 )
-            if after is not None and after.kind == before.kind:
-                self._keep(change, parent, name)
-            self._replace(parent, name, before, content)
+            self._put(change, parent, name, content)
         else:
             raise IntegrityError(f"a {before.kind} cannot be restored; make it again")
 
-    def _replace(self, parent: int, name: str, before: TreeEntry, content: bytes) -> None:
-        temporary = f".integrity-{secrets.token_hex(8)}"
+    def _put(self, change: FileChange, parent: int, name: str, content: bytes) -> None:
+        """Create a file under a temporary name, and rename it. Discard the file that has the name."""
+        before, after, temporary, made = change.before, change.after, _temporary(), None
+        assert before is not None
         try:
             if before.kind == "symlink":
                 os.symlink(os.fsdecode(content), temporary, dir_fd=parent)
@@ -409,11 +418,37 @@ class _TreeReverter:
                     os.fchmod(fd, before.mode)
                     os.utime(fd, ns=(before.modified, before.modified))
                     os.fsync(fd)
-            os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+            made = _lstat(temporary, parent)
+            if after is not None and after.kind == before.kind:
+                self._discard(change.path, parent, name, temporary, syscalls.RENAME_EXCHANGE)
+            else:
+                _rename(parent, temporary, name, syscalls.RENAME_NOREPLACE)
         except BaseException:
             with suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=parent)
+                # After an exchange, a file of another program may have the temporary name.
+                if made is None or os.path.samestat(made, _lstat(temporary, parent)):
+                    os.unlink(temporary, dir_fd=parent)
             raise
+
+    def _discard(self, path: str, parent: int, name: str, temporary: str, flags: int) -> None:
+        """Copy a file, rename it to `temporary` or exchange it with that, and remove it.
+
+        OSError: ESTALE, another program has replaced or written the file since the copy. The file keeps its name.
+        """
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            st = os.fstat(fd)
+            self._keep(path, f"/proc/self/fd/{fd}", st)
+            names = (temporary, name) if flags == syscalls.RENAME_EXCHANGE else (name, temporary)
+            _rename(parent, *names, flags)
+            with suppress(FileNotFoundError):  # a file system that exchanges no names has replaced the file
+                moved = _lstat(temporary, parent)
+                if stat.S_ISDIR(moved.st_mode) or _version(moved) != _version(st):
+                    syscalls.renameat2(parent, os.fsencode(temporary), parent, os.fsencode(name), flags)
+                    raise OSError(errno.ESTALE, "another program changed the file during the revert; revert again")
+                os.unlink(temporary, dir_fd=parent)
+        finally:
+            os.close(fd)
 
     def _set_mode(self, parent: int, name: str, before: TreeEntry) -> None:
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
@@ -422,23 +457,45 @@ class _TreeReverter:
         finally:
             os.close(fd)
 
-    def _keep(self, change: FileChange, parent: int, name: str) -> None:
-        """Copy a file that is about to be removed or replaced."""
-        if self._kept is None or change.after is None or change.after.kind != "file" or change.after.problem:
+    def _keep(self, path: str, file: str, st: os.stat_result) -> None:
+        """Copy a file that is about to be removed or replaced, unless it cannot be read or is too large."""
+        is_small = stat.S_ISREG(st.st_mode) and st.st_size <= LARGEST
+        if self._kept is None or not is_small or not os.access(file, os.R_OK):
             return
         if self._new_kept < 0:
             self._new_kept = os.open(_new_directory(self._kept), _DIRECTORY)
-        for above in reversed(PurePosixPath(change.path).parents[:-1]):
+        for above in reversed(PurePosixPath(path).parents[:-1]):
             with opened_parent(self._new_kept, str(above)) as (directory, new), suppress(FileExistsError):
                 os.mkdir(new, dir_fd=directory)
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         with (
-            os.fdopen(fd, "rb") as source,
-            opened_parent(self._new_kept, change.path) as (directory, new),
-            suppress(FileExistsError),
+            open(file, "rb") as source,
+            opened_parent(self._new_kept, path) as (directory, new),
             os.fdopen(os.open(new, _WRITTEN, 0o600, dir_fd=directory), "wb") as copy,
         ):
-            shutil.copyfileobj(source, copy)
+            copy.writelines(blocks(source.fileno(), st.st_size))
+
+
+def _temporary() -> str:
+    return f".integrity-{secrets.token_hex(8)}"
+
+
+def _lstat(name: str, parent: int) -> os.stat_result:
+    return os.stat(name, dir_fd=parent, follow_symlinks=False)
+
+
+def _version(st: os.stat_result) -> tuple[int, ...]:
+    """Return what a rename leaves as it is, and a write or another file changes."""
+    return st.st_ino, st.st_size, st.st_mtime_ns
+
+
+def _rename(parent: int, old: str, new: str, flags: int) -> None:
+    """Rename in a directory. A file system without `flags` replaces the file `new`. OSError."""
+    try:
+        syscalls.renameat2(parent, os.fsencode(old), parent, os.fsencode(new), flags)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        os.rename(old, new, src_dir_fd=parent, dst_dir_fd=parent)
 
 
 def _new_directory(path: Path) -> Path:

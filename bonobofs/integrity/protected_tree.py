@@ -146,7 +146,7 @@ class _TreeReader:
                     continue
                 if before.st_size > LARGEST:
                     raise OSError(errno.EFBIG, f"the file has more than {LARGEST} bytes")
-                found = self._with_content(entry, _blocks(fd, before.st_size), before.st_size)
+                found = self._with_content(entry, blocks(fd, before.st_size), before.st_size)
                 after = os.fstat(fd)
             finally:
                 os.close(fd)
@@ -171,7 +171,7 @@ class _TreeReader:
         return entry._replace(hash=found, blob=blob.hexdigest() if entry.kind == "file" else "")
 
 
-def _blocks(fd: int, size: int) -> Iterator[bytes]:
+def blocks(fd: int, size: int) -> Iterator[bytes]:
     """Yield the content of a file, at most one byte more than `size`: a program may append without end."""
     left = size + 1
     while left > 0 and (block := os.read(fd, min(_BLOCK, left))):

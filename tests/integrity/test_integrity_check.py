@@ -444,6 +444,90 @@ def test_random_edits_are_reverted(root: Path, tmp_path: Path, seed: int) -> Non
     assert outside.read_text() == "theirs"
 
 
+_RIVAL = """
+import os, resource, sys
+from pathlib import Path
+from bonobofs.integrity.integrity_check import IntegrityCheck
+root, kept = map(Path, sys.argv[1:3])
+edit, event, word, act = sys.argv[3:]
+os.chdir(root / "okrs")
+check = IntegrityCheck(root)
+exec(edit)
+Path("../other").write_text("theirs")
+waits = True
+def rival(found, arguments):
+    global waits
+    if waits and found == event and word in repr(arguments) and (found != "open" or arguments[2] & os.O_EXCL):
+        waits = False
+        exec(act)
+sys.addaudithook(rival)
+print(check.revert(kept), check.revert_error)
+assert not waits
+"""
+_CHANGE = "Path('company.yml').write_text('objective: rest')"
+_ADD = "Path('new.yml').write_text('new: 10')"
+_RELINK = "os.unlink('latest'); os.symlink('run.sh', 'latest')"
+
+
+def revert_with_rival(root: Path, kept: Path, *program: str) -> str:
+    """Revert an edit while another program acts at an audit event of Python. `program`: edit, event, word, act."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _RIVAL, root, kept, *program], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("edit", "name", "act"),
+    [
+        (_ADD, "new.yml", "os.rename('../other', 'new.yml')"),
+        (_ADD, "new.yml", "Path('new.yml').write_text('theirs')"),
+        (_CHANGE, "company.yml", "os.rename('../other', 'company.yml')"),
+        (_CHANGE, "company.yml", "Path('company.yml').write_text('theirs')"),
+    ],
+)
+def test_a_file_that_another_program_changes_after_its_copy_stays(
+    root: Path, tmp_path: Path, edit: str, name: str, act: str
+) -> None:
+    output = revert_with_rival(root, tmp_path / "kept", edit, "open", repr(name), act)
+    assert output == f"False okrs/{name}: another program changed the file during the revert; revert again\n"
+    assert (root / "okrs" / name).read_text() == "theirs"
+    assert not list(root.rglob(".integrity-*"))
+
+
+@pytest.mark.parametrize(
+    ("edit", "event", "word", "act", "name"),
+    [
+        (_RELINK, "os.symlink", ".integrity-", "os.rename('../other', 'latest')", "latest"),
+        ("os.unlink('company.yml')", "open", ".integrity-", "os.rename('../other', 'company.yml')", "company.yml"),
+        (_ADD, "os.remove", "", "Path('new.yml').write_text('theirs')", "new.yml"),
+    ],
+)
+def test_a_file_that_takes_the_place_of_a_change_is_kept(
+    root: Path, tmp_path: Path, edit: str, event: str, word: str, act: str, name: str
+) -> None:
+    """It takes the place of a symlink or of a removed file, or has the name of a file that was reverted before."""
+    before = picture(root / "okrs")
+    assert revert_with_rival(root, tmp_path / "kept", edit, event, word, act) == "True \n"
+    assert picture(root / "okrs") == before
+    assert "theirs" in [path.read_text() for path in tmp_path.glob(f"kept*/okrs/{name}")]
+
+
+def test_a_directory_that_takes_the_name_of_a_file_is_not_lost(root: Path, tmp_path: Path) -> None:
+    act = "os.unlink('new.yml'); os.mkdir('new.yml'); Path('new.yml/a').write_text('theirs')"
+    assert "False okrs/new.yml: " in revert_with_rival(root, tmp_path / "kept", _ADD, "open", "'new.yml'", act)
+    assert (root / "okrs/new.yml/a").read_text() == "theirs"
+
+
+def test_a_file_whose_copy_fails_is_not_reverted(root: Path, tmp_path: Path) -> None:
+    edit = "Path('company.yml').write_text('x' * 5000)"
+    full = "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"
+    output = revert_with_rival(root, tmp_path / "kept", edit, "open", "'company.yml'", full)
+    assert "False okrs/company.yml: File too large" in output
+    assert (root / "okrs/company.yml").read_text() == "x" * 5000
+
+
 def test_a_revert_that_is_killed_at_any_step_can_be_done_again(root: Path, tmp_path: Path) -> None:
     """The snapshot stays until the revert is complete, so the next revert completes it."""
     before = picture(root / "okrs")
@@ -452,10 +536,15 @@ def test_a_revert_that_is_killed_at_any_step_can_be_done_again(root: Path, tmp_p
 import os, signal, sys
 from pathlib import Path
 from bonobofs.integrity.integrity_check import IntegrityCheck
-left = int(sys.argv[2])
+from bonobofs.system import syscalls
+left, rename = int(sys.argv[2]), syscalls.renameat2
+def renameat2(*arguments):
+    count("renameat2", arguments)
+    rename(*arguments)
+syscalls.renameat2 = renameat2
 def count(event, arguments):
     global left
-    if event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.symlink") or (
+    if event in ("renameat2", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.symlink") or (
         event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
     ):
         left -= 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.world import OrdinaryUser, bonobofs
+from tests.support.world import OrdinaryUser, bonobofs, environment
 
 
 @pytest.fixture
@@ -125,6 +127,21 @@ def test_a_directory_that_is_not_writable_loses_no_violation(ordinary_user: Ordi
     assert "Permission denied; choose a directory" in ran.stderr
     assert "\nafter\n" in ran.stdout
     assert "guardrail_violation" in ran.stdout
+
+
+def test_a_file_system_that_exchanges_no_names_gets_the_same_revert(root: Path, tmp_path: Path) -> None:
+    (root / "okrs/gone.yml").touch()
+    assert bonobofs("integrity", "snapshot", cwd=root).returncode == 0
+    (root / "okrs/company.yml").write_text("objective: rest\n")
+    (root / "okrs/gone.yml").rename(root / "okrs/new.yml")
+    fault = ("-e", "trace=renameat2", "-e", "inject=renameat2:error=EINVAL")
+    revert = (sys.executable, "-m", "bonobofs", "integrity", "revert", "--artifacts", tmp_path / "artifacts")
+    command = ("strace", "-f", "-qq", "-o", tmp_path / "log", *fault, *revert)
+    subprocess.run(command, cwd=root, env=environment(), check=True)
+    assert "INJECTED" in (tmp_path / "log").read_text()
+    assert bonobofs("integrity", "verify", cwd=root).returncode == 0
+    (kept,) = (tmp_path / "artifacts").glob("reverted-*")
+    assert (kept / "okrs/company.yml").read_text() == "objective: rest\n"
 
 
 @pytest.mark.parametrize("damage", ["", '{"root": 7, "before": []}', '{"root": "a", "directories": [7], "before": {}}'])
