@@ -74,9 +74,10 @@ Tree = dict[str, TreeEntry]
 def capture(
     root: str, directories: Sequence[str], contents: dict[str, bytes] | None = None, *, kept: int = KEPT
 ) -> Tree:
-    """Return the entries of `directories` and of everything below them. IntegrityError: `root` cannot be opened.
+    """Read `directories` and everything below them, and return the entry of each path.
 
-    `contents` gets the content of files and the targets of symlinks by hash, up to `kept` bytes.
+    The content of files and the targets of symlinks are added to `contents`, by their SHA-256. Their total size is at
+    most `kept` bytes: a file for which too few bytes are left is skipped. IntegrityError: `root` cannot be opened.
     """
     try:
         top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
