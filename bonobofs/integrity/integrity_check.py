@@ -41,7 +41,7 @@ from bonobofs.integrity.protected_tree import (
 )
 from bonobofs.state.home import home
 from bonobofs.system import syscalls
-from bonobofs.system.paths import is_within, remove_tree
+from bonobofs.system.paths import is_within, remove_tree, return_file
 from bonobofs.undo.image_expiry import places_of
 from bonobofs.undo.images import Images
 
@@ -444,7 +444,10 @@ class _TreeReverter:
             with suppress(FileNotFoundError):  # a file system that exchanges no names has replaced the file
                 moved = _lstat(temporary, parent)
                 if stat.S_ISDIR(moved.st_mode) or _version(moved) != _version(st):
-                    syscalls.renameat2(parent, os.fsencode(temporary), parent, os.fsencode(name), flags)
+                    if flags == syscalls.RENAME_EXCHANGE:
+                        _rename(parent, temporary, name, flags)
+                    else:
+                        return_file((parent, os.fsencode(temporary)), (parent, os.fsencode(name)))
                     raise OSError(errno.ESTALE, "another program changed the file during the revert; revert again")
                 os.unlink(temporary, dir_fd=parent)
         finally:
