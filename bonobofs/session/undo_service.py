@@ -36,7 +36,7 @@ from bonobofs.undo.images import Image, Images
 from bonobofs.undo.path_history import NumberQuery, PathQuery, find_changes
 from bonobofs.undo.plan import Plan, Record, plan
 from bonobofs.undo.step_replay import Judge
-from bonobofs.undo.steps import CHANGING_NAMES, UndoStep
+from bonobofs.undo.steps import CHANGING_NAMES, UndoStep, check_journals
 
 if TYPE_CHECKING:
     from bonobofs.git.git_worker import GitWorker
@@ -264,6 +264,7 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
         for journal, about in journals:
             limited: StepAuthorizer = authorizer
             if agent is None and "policy" in about:
+        check_journals(home / "undo", source)
                 limited = LimitedAuthorizer(authorizer, about["principal"], about["policy"])
             failures += _make(limited, undoer, images, journal, about, refs)
         changes = changes_of_source(home, source)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +13,36 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from bonobofs.enforcement.authorizer import RelatedChange
+from bonobofs.errors import StateError
 from bonobofs.policy.request import EXISTS, HEAD_BYTES, Context, Kind, Operation, Request, WorkspacePath
 from bonobofs.undo.images import EMPTY, Image, Images
 
+_STATE: Final = {"mode": int, "uid": int, "gid": int, "mtime": int}
+ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
+    "remove": {},
+    "rmdir": {},
+    "mkdir": {**_STATE, "xattrs": dict},
+    "put": {**_STATE, "size": int, "image": list, "new": bool, "xattrs": list | None},
+    "rename": {"to": str},
+    "exchange": {"to": str},
+    "link": {"of": str},
+    "symlink": {**_STATE, "target": str},
+    "mode": {"mode": int},
+    "owner": {"uid": int, "gid": int},
+    "times": {"mtime": int},
+    "xattr": {"name": str, "value": str | None},
+    "dir_times": {"mtime": int},
+    "publish": {"updates": list, "publishers": dict},
+}
+"""The types of the arguments that each step must have."""
 CHANGING_NAMES: Final = ("remove", "rmdir", "mkdir", "put", "rename", "exchange", "link", "symlink")
 """Steps that change a name in a directory."""
+_PROGRESS: Final = re.compile(
+    rb"((?:\d{1,20} |@\d{1,20}:-?\d{1,20} |(?:!(?:[0-9a-f]{2})+)?\.)*)"
+    rb"(?:\d{0,20}|@\d{0,20}|@\d{1,20}:-?\d{0,20}|![0-9a-f]*)\0*"
+)
+"""The complete notes, and what a full disk or a power loss leaves of the last one."""
+_REASON: Final = re.compile(rb"!([0-9a-f]+)")
 
 
 @dataclass(slots=True)
@@ -23,7 +50,7 @@ class UndoStep:
     """One change that the undo makes. `arguments` have a JSON form."""
 
     do: str
-    """remove, rmdir, mkdir, put, rename, exchange, link, symlink, mode, owner, times, xattr, dir_times or publish."""
+    """A key of `ARGUMENTS`."""
     path: str
     change: str
     """Name of the change that it takes back."""
@@ -36,6 +63,13 @@ class UndoStep:
     """Numbers of the files that it changes. All steps of one file have its number."""
 
     def document(self) -> dict[str, Any]:
+    def check(self) -> None:
+        """Check a step that was read from a journal. ValueError, TypeError, KeyError: it is damaged."""
+        kinds = {"path": str, "change": str, "files": list, "expected": list | None, **ARGUMENTS[self.do]}
+        values = {**self.document(), **self.arguments}
+        if not all(isinstance(values[name], kind) for name, kind in kinds.items()):
+            raise ValueError(self.do)
+
         """Return the step as JSON data."""
         return {
             "do": self.do,
@@ -60,6 +94,35 @@ class UndoStep:
 
 
 def expectation(mode: int, size: int, mtime: int) -> list[int]:
+def check_journals(directory: Path, source: str) -> None:
+    """Check the journals of a source, and remove the cut last note of each: the next note must not extend it.
+
+    StateError: a journal is damaged. The message names the file. OSError.
+    """
+    for plan in sorted(directory.glob("*.plan")):
+        done, damage = plan.with_suffix(".done"), f"{plan} is not the journal of an undo; move it away"
+        try:
+            document = json.loads(plan.read_bytes())
+            if document.get("source") != source:
+                continue
+            steps = [UndoStep(**step) for step in document["steps"]]
+            for step in steps:
+                step.check()
+            if not all(change and all(isinstance(text, str) for text in change) for change in document["changes"]):
+                raise ValueError("changes")
+            damage = f"{done} does not have the notes of an undo; move it away with {plan.name}"
+            progress = done.read_bytes() if done.exists() else b""
+            notes = _PROGRESS.fullmatch(progress)
+            if notes is None or progress.count(b".") > len(steps):
+                raise ValueError("notes")
+            for text in _REASON.findall(notes[1]):
+                bytes.fromhex(text.decode()).decode()
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StateError(damage) from error
+        if notes.end(1) < len(progress):
+            os.truncate(done, notes.end(1))
+
+
     """Return what a step expects of a file: its type (S_IFMT), and of a file or symlink the size and the time."""
     return [stat.S_IFMT(mode), *((size, mtime) if stat.S_ISREG(mode) or stat.S_ISLNK(mode) else ())]
 
