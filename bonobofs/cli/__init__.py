@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bonobofs.errors import BonobofsError, reason
+from bonobofs.system.terminal import escape
 
 INTERRUPTED = 130
 _CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -72,8 +73,8 @@ def _open_missing_streams() -> None:
 
 
 def _print_error(message: str) -> None:
-    line = " ".join(message.split())
-    print(f"bonobofs: {line}".encode(errors="backslashreplace").decode(), file=sys.stderr)
+    line = escape(" ".join(message.split())).replace("\\\\", "\\")  # a part may be escaped already
+    print(f"bonobofs: {line}", file=sys.stderr)
 
 
 def _write_diagnostic() -> str:
