@@ -17,6 +17,7 @@ from bonobofs.errors import StateError, UsageError
 from bonobofs.ipc.client import call
 from bonobofs.session import change_history
 from bonobofs.system.paths import is_within
+from bonobofs.undo.changes import ID
 
 if TYPE_CHECKING:
     from bonobofs.state.sessions import Session
@@ -249,8 +250,8 @@ def _selected(
         source = sessions[0].source
     elif of_session is not None:
         source = change_history.session_named(home, of_session).source
-    elif (name := change or turn) is not None and ":" in name:
-        source = change_history.session_named(home, name.partition(":")[0]).source
+    elif change is not None or (turn is not None and ID.fullmatch(turn)):
+        source = change_history.session_named(home, (change or turn or "").partition(":")[0]).source
     else:
         source = change_history.sessions_around(home, Path.cwd())[0].source
     return source, session.undo_service.selection(

@@ -39,6 +39,7 @@ from bonobofs.sandbox.network_list import operator_list
 from bonobofs.state.home import EGRESS_KEY, GUARD_SOCKET, inside_directory, session_directory
 from bonobofs.state.session_rows import Holder
 from bonobofs.state.sessions import read_live
+from bonobofs.undo.changes import ID
 
 _MARKS: Final = ("mark", "hook")
 _MOST_OPEN: Final = 256
@@ -48,9 +49,11 @@ _LONGEST: Final = 200
 
 
 def _mark(session: SessionContext, name: str, by: str = "mark") -> Any:
-    """Begin a turn; return its id."""
+    """Begin a turn; return its id. UsageError: no command could select the name."""
     if by not in _MARKS:
         raise UsageError(f"by is {' or '.join(_MARKS)}")
+    if not 0 < len(name) <= _LONGEST or name == "last" or ID.fullmatch(name):
+        raise UsageError(f"a turn's name has 1 to {_LONGEST} characters and is not `last` or an id; choose another")
     return {"turn": f"{session.session.session[:8]}:{session.guard.begin_turn(name, by)}"}
 
 

@@ -28,7 +28,7 @@ from bonobofs.state.sessions import Session, lives, note_ends, read_all, save
 from bonobofs.system import mounts
 from bonobofs.system.locks import locked
 from bonobofs.system.processes import start_time
-from bonobofs.undo.changes import Change, Selection, all_changes, moment_of_change, parse_id
+from bonobofs.undo.changes import ID, Change, Selection, all_changes, moment_of_change, parse_id
 from bonobofs.undo.difference import FileDifference, differences
 from bonobofs.undo.execution import CALLER, Execution, Failure, StepAuthorizer, UndoJournal
 from bonobofs.undo.image_expiry import expire, places_of
@@ -159,7 +159,7 @@ def selection(  # noqa: PLR0913 - the options of the commands
     names = [session.session for session in sessions_of(home, source)]
     return Selection(
         None if of_session is None else session_named(home, of_session).session,
-        None if change is None else parse_id(change, names),
+        None if change is None else _existing(home, change, names),
         None if turn is None else _turn(home, source, turn, names, agent),
         since,
         path,
@@ -168,13 +168,24 @@ def selection(  # noqa: PLR0913 - the options of the commands
 
 
 def _turn(home: Path, source: str, turn: str, names: list[str], agent: str | None) -> tuple[str, int]:
-    if ":" in turn:
-        return parse_id(turn, names)
+    if ID.fullmatch(turn):
+        return _existing(home, turn, names, is_turn=True)
     mine = Selection(agent=agent)
     for change in reversed(changes_of_source(home, source)):
-        if (change.is_made or change.is_publication) and change in mine and turn in ("last", change.turn_name):
+        if (change.is_made or change.is_publication) and change in mine and turn in ("last", change.turn_name or None):
             return change.entry.session, change.turn
     raise UsageError(f"no change of {source} is in a turn named {turn!r}; `bonobofs history PATH` shows the turns")
+
+
+def _existing(home: Path, text: str, names: list[str], *, is_turn: bool = False) -> tuple[str, int]:
+    """Return session and number of a change, or of a turn with changes. UsageError."""
+    session, number = parse_id(text, names)
+    flush_servers(home)
+    changes = all_changes([trail_path(home, session)])
+    if all(number != (change.turn if is_turn else change.entry.seq) for change in changes):
+        what = "a turn with changes" if is_turn else "a change"
+        raise UsageError(f"{text} is not {what}; `bonobofs history PATH` shows the ids of changes and turns")
+    return session, number
 
 
 def preview(
@@ -252,6 +263,7 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
     """
     agent, authorizer = undoer.agent, undoer.authorizer
     with _undoing(home):
+        check_journals(home / "undo", source)
         journals = UndoJournal.unfinished(home / "undo", source)
         for _, about in journals:
             if agent is not None and about.get("agent") != agent.agent.id:
@@ -264,7 +276,6 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
         for journal, about in journals:
             limited: StepAuthorizer = authorizer
             if agent is None and "policy" in about:
-        check_journals(home / "undo", source)
                 limited = LimitedAuthorizer(authorizer, about["principal"], about["policy"])
             failures += _make(limited, undoer, images, journal, about, refs)
         changes = changes_of_source(home, source)

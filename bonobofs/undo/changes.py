@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ from bonobofs.errors import UsageError
 from bonobofs.policy.request import CHANGES, Kind, Operation, kind_of
 from bonobofs.system.paths import is_within
 
+ID: Final = re.compile(r"([0-9a-f-]+):([0-9]{1,18})")
+"""Id of a change or turn: the first digits of the session's UUID, and the number."""
 _SHORT: Final = 8
 _KEEPING: Final = (Operation.RENAME, Operation.LINK, Operation.SET_TIMES)
 """Operations of an undo that give no file a new inode."""
@@ -200,10 +203,11 @@ def change_id(session: str, seq: int) -> str:
 
 def parse_id(text: str, sessions: Iterable[str]) -> tuple[str, int]:
     """Return session and number of a change or turn. UsageError: it is malformed, or no session has these digits."""
-    prefix, _, number = text.partition(":")
-    found = [session for session in sessions if prefix and session.startswith(prefix)]
-    if not number.isascii() or not number.isdigit():
-        raise UsageError(f"{text!r} names no change or turn; `bonobofs history PATH` shows names such as 3d1fbd0c:17")
+    id_ = ID.fullmatch(text)
+    if id_ is None:
+        raise UsageError(f"{text[:80]!r} is no id; `bonobofs history PATH` shows ids such as 3d1fbd0c:17")
+    prefix, number = id_.groups()
+    found = [session for session in sessions if session.startswith(prefix)]
     if len(found) != 1:
         few = "more than one session begins" if found else "no session of this source begins"
         raise UsageError(f"{text!r}: {few} with {prefix!r}; see `bonobofs status --all`")
