@@ -39,7 +39,7 @@ _TREE: Final = {
     "show": _TreeEntry(
         "undo.show", "Show one change: its record, the old and new state of the file, and the difference."
     ),
-    "diff": _TreeEntry("undo.diff", "Show what changes did to the files, as a unified diff."),
+    "diff": _TreeEntry("undo.diff", "Show what changes did to the files, as a patch."),
     "undo": _TreeEntry(
         "undo.undo",
         "Take back changes of files and publications: exactly the selected ones, newest first.",

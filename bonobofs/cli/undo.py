@@ -202,7 +202,7 @@ def diff(
     stat: Annotated[bool, Option("--stat", help="Only the number of lines of each file.")] = False,
     json: Json = False,
 ) -> None:
-    """Show what changes did to the files, as a unified diff.
+    """Show what changes did to the files, as a patch.
 
     \b
     Examples:
@@ -226,11 +226,14 @@ def diff(
 
 
 def _print_diff(lines: list[str]) -> None:
-    colours = {"+": "32", "-": "31", "@": "36", "d": "1"}
-    coloured = sys.__stdout__ is not None and sys.__stdout__.isatty() and "NO_COLOR" not in os.environ
+    """Print a patch: on a terminal escaped and in colours, else each byte as it is in the file."""
+    if sys.__stdout__ is None or not sys.__stdout__.isatty():
+        sys.stdout.flush()
+        sys.stdout.buffer.writelines(os.fsencode(f"{line}\n") for line in lines)
+        return
+    colours = {} if "NO_COLOR" in os.environ else {"+": "32", "-": "31", "@": "36", "d": "1"}
     for line in lines:
-        code = colours.get(line[:1]) if coloured else None
-        say(line, code or "")
+        say(line, colours.get(line[:1], ""))
 
 
 def _selected(

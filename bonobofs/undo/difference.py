@@ -1,9 +1,10 @@
-"""The difference that changes made: unified diffs of texts, and counts of lines."""
+"""The difference that changes made, as a patch in the format of git, and counts of lines."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,16 +27,24 @@ class Content(NamedTuple):
     exists: bool = True
     note: str = ""
     """Why there is no data."""
+    mode: int = 0
+
+    @property
+    def git_mode(self) -> str:
+        """The mode as git shows it: the type, and whether the owner may execute the file."""
+        return "120000" if stat.S_ISLNK(self.mode) else f"100{'755' if self.mode & stat.S_IXUSR else '644'}"
 
 
 ABSENT: Final = Content(b"", exists=False)
 
 
 class FileDifference(NamedTuple):
-    """A path before the first and after the last of some changes."""
+    """The content of a path before the first of some changes and after the last one."""
 
     path: str
+    """The path after the changes."""
     old_path: str
+    """The path before the changes. It differs from `path` if the changes renamed the file."""
     before: Content
     after: Content
     changes: Sequence[str]
@@ -52,25 +61,43 @@ class FileDifference(NamedTuple):
             return "renamed"
         return "same" if self.before.data == self.after.data is not None else "changed"
 
+    @property
+    def is_text(self) -> bool:
+        """Whether both contents are there, and no binary file has changed."""
+        before, after = self.before.data, self.after.data
+        if before is None or after is None:
+            return False
+        return before == after or not (_is_binary(before) or _is_binary(after))
+
     def unified(self) -> list[str]:
-        """Return the lines of a unified diff; of a binary file or a missing content one line that says so."""
-        old, new = (f"a/{self.old_path}", f"b/{self.path}")
-        head = [f"diff {old} {new}"]
-        if self.before.data is None or self.after.data is None:
-            return [*head, f"# {self.before.note or self.after.note}"]
-        if _is_binary(self.before.data) or _is_binary(self.after.data):
-            return [*head, f"Binary files {old} and {new} differ"]
-        names = old if self.before.exists else "/dev/null", new if self.after.exists else "/dev/null"
-        lines = list(difflib.unified_diff(_lines(self.before.data), _lines(self.after.data), *names, lineterm=""))
-        return [*head, *lines]
+        """Return the lines of a patch. `git apply` and `patch` skip a file that is not `is_text`."""
+        before, after, is_change = self.before, self.after, self.before.exists and self.after.exists
+        old, new = _quoted(f"a/{self.old_path}"), _quoted(f"b/{self.path}")
+        if not self.is_text:
+            note = before.note or after.note
+            return [f"diff {old} {new}", f"# {note}" if note else f"Binary files {old} and {new} differ"]
+        if is_change and stat.S_ISLNK(before.mode) != stat.S_ISLNK(after.mode):
+            return [*self._replace(after=ABSENT).unified(), *self._replace(before=ABSENT).unified()]
+        head = [f"diff --git {old} {new}"]
+        if not is_change:
+            head += [f"deleted file mode {before.git_mode}" if before.exists else f"new file mode {after.git_mode}"]
+        elif self.path != self.old_path:
+            head += [f"rename from {_quoted(self.old_path)}", f"rename to {_quoted(self.path)}"]
+        names = old if before.exists else "/dev/null", new if after.exists else "/dev/null"
+        one, other = (f"{name}\t" if " " in name else name for name in names)  # a name with a space ends at a tab
+        hunks = difflib.unified_diff(*self._lines(), one, other, lineterm="")
+        return [*head, *(line for each in hunks for line in each.split("\n"))]
 
     def counts(self) -> tuple[int, int] | None:
-        """Return the numbers of added and removed lines; None for a binary file or a missing content."""
-        lines = self.unified()
-        if len(lines) == 2 and not lines[1].startswith("---"):
+        """Return the numbers of added and removed lines; None: it is not `is_text`."""
+        if not self.is_text:
             return None
-        body = [line for line in lines[3:] if not line.startswith("@@")]
-        return sum(line.startswith("+") for line in body), sum(line.startswith("-") for line in body)
+        codes = difflib.SequenceMatcher(None, *self._lines()).get_opcodes()
+        changed = [(end - start, old_end - old) for tag, old, old_end, start, end in codes if tag != "equal"]
+        return sum(added for added, _ in changed), sum(removed for _, removed in changed)
+
+    def _lines(self) -> tuple[list[str], list[str]]:
+        return _lines(self.before.data or b""), _lines(self.after.data or b"")
 
 
 def differences(
@@ -94,31 +121,63 @@ def differences(
         to = change.details.get("to")
         if isinstance(to, str) and change.operation == Operation.RENAME and not change.details.get("exchange"):
             origin[to] = origin.pop(change.path, change.path)
-    following = _by_path(later)
+    contents = _Contents(source, images, _by_path(later), set(first))
     found = []
     for path in sorted(first):
-        before = _before(images, first[path], path)
-        after = _after(source, images, following, last[path], path)
-        if origin.get(path, path) in first and origin.get(path, path) != path and not before.exists:
-            old = origin[path]
-            earlier = _before(images, first[old], old, source_path=path, source=source)
-            difference = FileDifference(path, old, earlier, after, names[path])
-        else:
-            difference = FileDifference(path, path, before, after, names[path])
+        before, after = contents.before(first[path], path), contents.after(last[path], path)
+        difference, old = FileDifference(path, path, before, after, names[path]), origin.get(path, path)
+        if old in first and old != path and after.exists and not before.exists:
+            earlier = contents.before(first[old], old)
+            if earlier.exists:
+                difference = difference._replace(old_path=old, before=earlier)
         if difference.status != "same":
             found.append(difference)
     moved = {difference.old_path for difference in found if difference.status == "renamed"}
     return [each for each in found if not (each.status == "removed" and each.path in moved)]
 
 
-def _before(images: Images, change: Change, path: str, *, source_path: str = "", source: Path | None = None) -> Content:
-    """Return the content of a path before a change."""
-    state = change.replaced if path == change.details.get("to") else change.before
-    if state is None or change.operation == Operation.LINK or state.kind is Kind.DIRECTORY:
-        return ABSENT
-    if change.operation == Operation.RENAME and path == change.path and source is not None:
-        return _on_disk(source / source_path)  # a rename changes no content
-    return _kept(images, change, state)
+class _Contents(NamedTuple):
+    """The contents of files between changes."""
+
+    source: Path
+    images: Images
+    following: Mapping[str, list[tuple[int, Change]]]
+    paths: set[str]
+    """The paths of the selected changes. A rename is followed to one of them: all changes there are known."""
+
+    def before(self, change: Change, path: str) -> Content:
+        """Return the content of a path before a change."""
+        while change.operation == Operation.RENAME and path == change.path and change.details.get("to") in self.paths:
+            path = change.details["to"]  # a rename changes no content
+            following = self._next(change, path)
+            if isinstance(following, Content):
+                return following
+            change = following
+        state = change.replaced if path == change.details.get("to") else change.before
+        if state is None or change.operation == Operation.LINK or state.kind is Kind.DIRECTORY:
+            return ABSENT
+        return _kept(self.images, change, state)
+
+    def after(self, last: Change, path: str) -> Content:
+        """Return the content of a path after a change."""
+        following = self._next(last, path)
+        return following if isinstance(following, Content) else self.before(following, path)
+
+    def _next(self, last: Change, path: str) -> Change | Content:
+        """Return the next change of the content of a path; if there is none, its present content."""
+        directories = (path[:end] for end, character in enumerate(path) if character == "/")
+        candidates: list[tuple[int, Change]] = [
+            *self.following.get(path, ()),
+            *(each for above in directories for each in self.following.get(above, ()) if _moves(each[1], above)),
+        ]
+        key = last.entry.timestamp, last.entry.session, last.entry.seq
+        for _, change in sorted(candidates, key=lambda each: each[0]):
+            if (change.entry.timestamp, change.entry.session, change.entry.seq) <= key:
+                continue
+            if path in change.paths:
+                return change
+            return Content(None, note="its directory was moved afterwards")
+        return _on_disk(self.source / path)
 
 
 def _by_path(changes: Iterable[Change]) -> dict[str, list[tuple[int, Change]]]:
@@ -129,24 +188,6 @@ def _by_path(changes: Iterable[Change]) -> dict[str, list[tuple[int, Change]]]:
             for path in change.paths:
                 found.setdefault(path, []).append((place, change))
     return found
-
-
-def _after(
-    source: Path, images: Images, following: Mapping[str, list[tuple[int, Change]]], last: Change, path: str
-) -> Content:
-    directories = (path[:end] for end, character in enumerate(path) if character == "/")
-    candidates = [
-        *following.get(path, ()),
-        *(each for above in directories for each in following.get(above, ()) if _moves(each[1], above)),
-    ]
-    key = last.entry.timestamp, last.entry.session, last.entry.seq
-    for _, change in sorted(candidates, key=lambda each: each[0]):
-        if (change.entry.timestamp, change.entry.session, change.entry.seq) <= key:
-            continue
-        if path in change.paths:
-            return _before(images, change, path)
-        return Content(None, note="its directory was moved afterwards")
-    return _on_disk(source / path)
 
 
 def _moves(change: Change, directory: str) -> bool:
@@ -165,26 +206,27 @@ _WITHOUT_CONTENT: Final = (
 
 def _kept(images: Images, change: Change, state: FileState) -> Content:
     if state.kind is Kind.SYMLINK:
-        return Content(os.fsencode(str(change.details.get("old_target", ""))))
+        return Content(os.fsencode(str(change.details.get("old_target", ""))), mode=state.mode)
     if not state.size:
-        return Content(b"")
+        return Content(b"", mode=state.mode)
     image = images.open(Image(change.entry.session, change.entry.seq))
     if image is None:
         return Content(None, note=change.not_kept or "the old content is not kept")
     with image:
-        return Content(None, note=_too_large(state.size)) if state.size > _LARGEST else Content(image.read())
+        too_large = Content(None, note=_too_large(state.size))
+        return too_large if state.size > _LARGEST else Content(image.read(), mode=state.mode)
 
 
 def _on_disk(path: Path) -> Content:
     try:
         st = path.lstat()
         if stat.S_ISLNK(st.st_mode):
-            return Content(os.fsencode(os.readlink(path)))
+            return Content(os.fsencode(os.readlink(path)), mode=st.st_mode)
         if not stat.S_ISREG(st.st_mode):
             return ABSENT
         if st.st_size > _LARGEST:
             return Content(None, note=_too_large(st.st_size))
-        return Content(path.read_bytes())
+        return Content(path.read_bytes(), mode=st.st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return ABSENT
     except OSError as error:
@@ -200,4 +242,11 @@ def _is_binary(data: bytes) -> bool:
 
 
 def _lines(data: bytes) -> list[str]:
-    return data.decode("utf-8", "surrogateescape").splitlines()
+    *lines, last = data.decode("utf-8", "surrogateescape").split("\n")
+    return [*lines, f"{last}\n\\ No newline at end of file"] if last else lines
+
+
+def _quoted(path: str) -> str:
+    """Quote a path with control characters as git does, so that it is one line."""
+    escaped = re.sub(r'[\x00-\x1f"\\\x7f]', lambda match: f"\\{ord(match[0]):03o}", path)
+    return path if escaped == path else f'"{escaped}"'
