@@ -85,7 +85,7 @@ class Change(NamedTuple):
     loss: str = ""
     """Why the kept content was lost later; "" if it was not."""
     is_taken_back: bool = False
-    """Whether an undo has taken it back, and no other undo has taken back that. `all_changes` sets it."""
+    """Whether it is taken back now. The undo of an undo makes it stand again. `all_changes` sets it."""
 
     @property
     def id(self) -> str:
@@ -292,9 +292,9 @@ def publishers(changes: Iterable[Change]) -> dict[tuple[str, str], str]:
 
 
 def ends_by_directory(changes: Sequence[Change]) -> dict[str, list[tuple[int, str]]]:
-    """Return the times that changes of names gave their directories, with the names of the changes, by directory.
+    """Return by directory the times that changes of its names have given it, each with the id of the change.
 
-    Leaves out the changes of undos, and what they have taken back.
+    Leaves out the changes that undos have made, and those that are taken back.
     """
     found: dict[str, list[tuple[int, str]]] = {}
     for change in _standing(changes):
@@ -308,7 +308,7 @@ def ends_by_directory(changes: Sequence[Change]) -> dict[str, list[tuple[int, st
 def attribute_changes(changes: Sequence[Change], keys: Mapping[str, list[str]]) -> dict[str, list[Change]]:
     """Return the changes that have set the mode, owner or time of a file, by the keys of the file (`file_keys`).
 
-    Leaves out the changes of undos, and what they have taken back.
+    Leaves out the changes that undos have made, and those that are taken back.
     """
     found: dict[str, list[Change]] = {}
     for change in _standing(changes):
@@ -352,12 +352,13 @@ def restored_files(changes: Iterable[Change]) -> dict[int, list[Restoration]]:
 def file_keys(changes: Iterable[Change]) -> dict[str, list[str]]:
     """Return the keys of the files of each change, by the change's id. `changes` are all changes of a source by time.
 
-    A key is an inode number, and how many recorded files had it before: the kernel reuses numbers. Directories, and
-    files without a name, have no key.
+    Two changes of the same file have a key in common. A key is an inode number with a counter. The counter grows when
+    the file with this number ends, because the kernel then reuses the number. Directories and files without a name
+    have no key.
     """
     keys: dict[str, list[str]] = {}
     ended: Counter[str] = Counter()
-    """How many recorded files had an inode number and have ended."""
+    """Number of recorded files that have ended, by inode number."""
     for change in changes:
         if not change.is_made:
             continue
@@ -413,10 +414,13 @@ def all_changes(trails: Iterable[Path], since: datetime | None = None) -> list[C
 
 
 def _taken_back(changes: Sequence[Change], undos: Sequence[_UndoEnd]) -> set[str]:
-    """Return the names of the changes that undos have taken back. `undos` are by time.
+    """Return the ids of the changes that are taken back now. `undos` are by time.
 
-    A change stands again when another undo takes back the one that took it back. An undo takes some changes back by
-    those of others of the same file. They stand again when all of that undo is taken back.
+    An undo makes changes itself, and each has the id of the change that it takes back. If a later undo takes back such
+    a change, the original change stands again.
+
+    One change of an undo can take back several changes of a file, and has the id of only one of them. The others stand
+    again when all changes of that undo are taken back.
     """
     own = {change.id: change for change in changes if UNDO in change.details} if undos else {}
     originals = {name: str(change.details[UNDO]) for name, change in own.items()}

@@ -56,13 +56,13 @@ class UndoStep:
     """Name of the change that it takes back."""
     arguments: dict[str, Any] = field(default_factory=dict)
     expected: list[int] | None = None
-    """`expectation` before the step of the file at the path, and of a link step of the file that it links; None: not
-    compared.
+    """The `expectation` of the file at the path before the step. None: the step does not compare the file.
+
+    A link step makes its path, so it compares the file to which it makes the link.
     """
     files: list[int] = field(default_factory=list)
     """Numbers of the files that it changes. All steps of one file have its number."""
 
-    def document(self) -> dict[str, Any]:
     def check(self) -> None:
         """Check a step that was read from a journal. ValueError, TypeError, KeyError: it is damaged."""
         kinds = {"path": str, "change": str, "files": list, "expected": list | None, **ARGUMENTS[self.do]}
@@ -70,6 +70,7 @@ class UndoStep:
         if not all(isinstance(values[name], kind) for name, kind in kinds.items()):
             raise ValueError(self.do)
 
+    def document(self) -> dict[str, Any]:
         """Return the step as JSON data."""
         return {
             "do": self.do,
@@ -93,7 +94,6 @@ class UndoStep:
         return {path.rpartition("/")[0] for path in (self.path, self.arguments.get("to", self.path))}
 
 
-def expectation(mode: int, size: int, mtime: int) -> list[int]:
 def check_journals(directory: Path, source: str) -> None:
     """Check the journals of a source, and remove the cut last note of each: the next note must not extend it.
 
@@ -123,6 +123,7 @@ def check_journals(directory: Path, source: str) -> None:
             os.truncate(done, notes.end(1))
 
 
+def expectation(mode: int, size: int, mtime: int) -> list[int]:
     """Return what a step expects of a file: its type (S_IFMT), and of a file or symlink the size and the time."""
     return [stat.S_IFMT(mode), *((size, mtime) if stat.S_ISREG(mode) or stat.S_ISLNK(mode) else ())]
 
@@ -134,7 +135,7 @@ class FailedSteps:
         self._files: Final = set[int]()
         self._paths: Final = set[str]()
         self._names: Final = set[str]()
-        """Paths that may lead to other files than the later steps expect."""
+        """Paths of the steps that should have changed a name. A later step may find another file there."""
 
     def add(self, step: UndoStep) -> None:
         """Add a step that was not made."""
