@@ -36,7 +36,7 @@ from bonobofs.undo.images import Image, Images
 from bonobofs.undo.path_history import NumberQuery, PathQuery, find_changes
 from bonobofs.undo.plan import Plan, Record, plan
 from bonobofs.undo.step_replay import Judge
-from bonobofs.undo.steps import CHANGING_NAMES, UndoStep, check_journals
+from bonobofs.undo.steps import CHANGING_NAMES, UndoStep
 
 if TYPE_CHECKING:
     from bonobofs.git.git_worker import GitWorker
@@ -263,7 +263,6 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
     """
     agent, authorizer = undoer.agent, undoer.authorizer
     with _undoing(home):
-        check_journals(home / "undo", source)
         journals = UndoJournal.unfinished(home / "undo", source)
         for _, about in journals:
             if agent is not None and about.get("agent") != agent.agent.id:

@@ -34,11 +34,18 @@ from bonobofs.undo.images import EMPTY, Image, Images
 from bonobofs.undo.plan import SourceRefs
 from bonobofs.undo.preimages import xattrs_of
 from bonobofs.undo.step_replay import Judge
-from bonobofs.undo.steps import FailedSteps, FileFacts, UndoStep, arrived_changes, expectation, judged_changes
+from bonobofs.undo.steps import (
+    FailedSteps,
+    FileFacts,
+    UndoStep,
+    arrived_changes,
+    expectation,
+    judged_changes,
+    read_journal,
+)
 
 CALLER: Final = Caller("undo")
 _INODE_NOTE: Final = re.compile(rb"(?<![^ ])(\d+) ")
-"""A note of a journal with its final space: a full disk or a power loss may cut the last one."""
 _DIR_TIME_NOTE: Final = re.compile(rb"@(\d+):(-?\d+) ")
 _LONGEST_VALUE: Final = 1 << 16
 """Bytes of the largest extended attribute of Linux."""
@@ -598,20 +605,13 @@ class UndoJournal:
 
     @classmethod
     def unfinished(cls, directory: Path, source: str) -> list[tuple[UndoJournal, dict[str, Any]]]:
-        """Return the journals of killed undos of a source. StateError: one is damaged."""
+        """Return the journals of killed undos of a source, and what each is for. StateError, OSError."""
         found = []
         for plan in sorted(directory.glob("*.plan")):
-            try:
-                document = json.loads(plan.read_bytes())
-                steps = [UndoStep(**step) for step in document.pop("steps")]
-            except FileNotFoundError:
-                continue
-            except (ValueError, TypeError, KeyError) as error:
-                raise StateError(f"{plan} is not the journal of an undo; move it away") from error
-            if document.get("source") != source:
-                continue
-            done = plan.with_suffix(".done")
-            found.append((cls(directory, plan.stem, steps, done.read_bytes() if done.exists() else b""), document))
+            journal = read_journal(plan, source)
+            if journal is not None:
+                steps, about, progress = journal
+                found.append((cls(directory, plan.stem, steps, progress), about))
         return found
 
     @contextmanager

@@ -94,33 +94,37 @@ class UndoStep:
         return {path.rpartition("/")[0] for path in (self.path, self.arguments.get("to", self.path))}
 
 
-def check_journals(directory: Path, source: str) -> None:
-    """Check the journals of a source, and remove the cut last note of each: the next note must not extend it.
+def read_journal(plan: Path, source: str) -> tuple[list[UndoStep], dict[str, Any], bytes] | None:
+    """Return the steps of a killed undo, what it is for, and its notes; None: it is of another source, or has ended.
 
-    StateError: a journal is damaged. The message names the file. OSError.
+    Removes a cut last note: the next note must not extend it. StateError: a file of the journal is damaged; the message
+    names it. OSError.
     """
-    for plan in sorted(directory.glob("*.plan")):
-        done, damage = plan.with_suffix(".done"), f"{plan} is not the journal of an undo; move it away"
-        try:
-            document = json.loads(plan.read_bytes())
-            if document.get("source") != source:
-                continue
-            steps = [UndoStep(**step) for step in document["steps"]]
-            for step in steps:
-                step.check()
-            if not all(change and all(isinstance(text, str) for text in change) for change in document["changes"]):
-                raise ValueError("changes")
-            damage = f"{done} does not have the notes of an undo; move it away with {plan.name}"
-            progress = done.read_bytes() if done.exists() else b""
-            notes = _PROGRESS.fullmatch(progress)
-            if notes is None or progress.count(b".") > len(steps):
-                raise ValueError("notes")
-            for text in _REASON.findall(notes[1]):
-                bytes.fromhex(text.decode()).decode()
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise StateError(damage) from error
-        if notes.end(1) < len(progress):
-            os.truncate(done, notes.end(1))
+    done, damage = plan.with_suffix(".done"), f"{plan} is not the journal of an undo; move it away"
+    try:
+        about = json.loads(plan.read_bytes())
+        if about.get("source") != source:
+            return None
+        steps = [UndoStep(**step) for step in about.pop("steps")]
+        for step in steps:
+            step.check()
+        names = [about["began"], *(text for change in about["changes"] for text in change)]
+        if not all(isinstance(text, str) for text in names) or not all(about["changes"]):
+            raise ValueError("names")
+        damage = f"{done} does not have the notes of an undo; move it away with {plan.name}"
+        progress = done.read_bytes() if done.exists() else b""
+        notes = _PROGRESS.fullmatch(progress)
+        if notes is None or progress.count(b".") > len(steps):
+            raise ValueError("notes")
+        for text in _REASON.findall(notes[1]):
+            bytes.fromhex(text.decode()).decode()
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StateError(damage) from error
+    if notes.end(1) < len(progress):
+        os.truncate(done, notes.end(1))
+    return steps, about, notes[1]
 
 
 def expectation(mode: int, size: int, mtime: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bonobofs.undo.execution import UndoJournal
-from bonobofs.undo.steps import UndoStep, check_journals
+from bonobofs.undo.steps import UndoStep, read_journal
 from tests.support.commands import bonobofs
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.source_state import state_of, undo
@@ -40,6 +40,7 @@ def killed(own_place: MakePlace) -> Place:
     about = {
         "source": str(place.source),
         "agent": "",
+        "began": "",
         "changes": [[each["change"], each["path"]] for each in planned["taken_back"]],
     }
     UndoJournal.begin(place.home / "undo", "killed", [UndoStep(**step) for step in planned["steps"]], about)
@@ -104,15 +105,20 @@ def test_a_damaged_plan_is_an_error(killed: Place, damage: Callable[[dict[str, A
 @pytest.mark.parametrize("cut", ["", "12", "@", "@12", "@12:", "@12:-", "@12:3", "!", "!4e", "!4e6", "\0\0", "1\0"])
 def test_a_cut_last_note_is_removed(tmp_path: Path, notes: str, cut: str) -> None:
     """The next undo writes its notes after the complete ones. Else it would extend the cut one."""
-    UndoJournal.begin(tmp_path, "killed", [UndoStep("remove", "a", "change")] * 2, {"source": "s", "changes": []})
+    UndoJournal.begin(
+        tmp_path, "killed", [UndoStep("remove", "a", "change")] * 2, {"source": "s", "began": "", "changes": []}
+    )
     done = tmp_path / "killed.done"
     done.write_text(notes + cut)
-    check_journals(tmp_path, "other")
+    assert read_journal(tmp_path / "killed.plan", "other") is None
     assert done.read_text() == notes + cut
-    check_journals(tmp_path, "s")
-    assert done.read_text() == notes
+    journal = read_journal(tmp_path / "killed.plan", "s")
+    assert journal is not None
+    assert journal[2].decode() == done.read_text() == notes
 
 
 def test_a_journal_without_notes_is_complete(tmp_path: Path) -> None:
-    UndoJournal.begin(tmp_path, "killed", [UndoStep("remove", "a", "change")], {"source": "s", "changes": []})
-    check_journals(tmp_path, "s")
+    UndoJournal.begin(
+        tmp_path, "killed", [UndoStep("remove", "a", "change")], {"source": "s", "began": "", "changes": []}
+    )
+    assert read_journal(tmp_path / "killed.plan", "s")
