@@ -59,7 +59,8 @@ class FileDifference(NamedTuple):
             return "removed"
         if self.path != self.old_path:
             return "renamed"
-        return "same" if self.before.data == self.after.data is not None else "changed"
+        is_same = self.before.data == self.after.data is not None and self.before.git_mode == self.after.git_mode
+        return "same" if is_same else "changed"
 
     @property
     def is_text(self) -> bool:
@@ -81,7 +82,9 @@ class FileDifference(NamedTuple):
         head = [f"diff --git {old} {new}"]
         if not is_change:
             head += [f"deleted file mode {before.git_mode}" if before.exists else f"new file mode {after.git_mode}"]
-        elif self.path != self.old_path:
+        elif before.git_mode != after.git_mode:
+            head += [f"old mode {before.git_mode}", f"new mode {after.git_mode}"]
+        if self.path != self.old_path:
             head += [f"rename from {_quoted(self.old_path)}", f"rename to {_quoted(self.path)}"]
         names = old if before.exists else "/dev/null", new if after.exists else "/dev/null"
         one, other = (f"{name}\t" if " " in name else name for name in names)  # a name with a space ends at a tab
@@ -156,12 +159,16 @@ class _Contents(NamedTuple):
         state = change.replaced if path == change.details.get("to") else change.before
         if state is None or change.operation == Operation.LINK or state.kind is Kind.DIRECTORY:
             return ABSENT
+        if change.operation in _WITHOUT_CONTENT:
+            return self.after(change, path)._replace(mode=state.mode)
         return _kept(self.images, change, state)
 
     def after(self, last: Change, path: str) -> Content:
         """Return the content of a path after a change."""
         following = self._next(last, path)
-        return following if isinstance(following, Content) else self.before(following, path)
+        content = following if isinstance(following, Content) else self.before(following, path)
+        is_at_path = last.after is not None and path == last.details.get("to", last.path)
+        return content._replace(mode=last.after.mode) if last.after is not None and is_at_path else content
 
     def _next(self, last: Change, path: str) -> Change | Content:
         """Return the next change of the content of a path; if there is none, its present content."""

@@ -51,10 +51,18 @@ def _change(directory: Path) -> None:
         (directory / name).write_bytes(b"new\n")
     (directory / "script").write_text("#!/bin/sh\n")
     (directory / "script").chmod(0o755)
+    for name in ("mode", "mode then text", "text then mode"):
+        if name == "text then mode":
+            (directory / name).write_bytes(b"new\n")
+        (directory / name).chmod(0o755)
+        if name == "mode then text":
+            (directory / name).write_bytes(b"new\n")
 
 
 def _make(directory: Path) -> None:
     (directory / "sub").mkdir(parents=True)
+    for name in ("mode", "mode then text", "text then mode"):
+        (directory / name).write_bytes(b"old\n")
     (directory / "crlf").write_bytes(b"one\r\ntwo\r\n")
     (directory / "without end").write_bytes(b"x\n")
     (directory / "with end").write_bytes(b"x")
