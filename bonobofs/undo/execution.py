@@ -164,9 +164,7 @@ class Execution:
     def _stops_undo(self, error: OSError) -> bool:
         """Return whether the next call must make the step: a disk is full, or a file is half written."""
         is_unrecorded = isinstance(error, Refused) and error.decision.code is Code.UNRECORDED
-        # A retry does not help a user who may not set mode and time.
-        is_half_written = self._is_half_written and not isinstance(error, PermissionError)
-        return error.errno in _FULL or is_unrecorded or is_half_written
+        return error.errno in _FULL or is_unrecorded or self._is_half_written
 
     def _reverse_move(self, step: UndoStep, move: UndoStep, failed: FailedSteps) -> None:
         """Reverse the move before a failed step, if both take back one rename that has replaced a file."""
@@ -404,7 +402,9 @@ class Execution:
             made = os.open(file, os.O_RDWR | os.O_CLOEXEC)
             try:
                 _lease(made)
-                self._check_expected(os.fstat(made))
+                st = os.fstat(made)
+                self._check_expected(st)
+                os.utime(made, ns=(st.st_atime_ns, st.st_mtime_ns))  # EPERM: this user may not restore the time
                 self._is_half_written = True
                 _fill(made, content, size, [(0, size)])
                 _set_state(made, step.arguments)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from bonobofs.ipc.client import call
+from bonobofs.state.home import inside_directory
 from bonobofs.system import syscalls
 from tests.support.commands import bonobofs
 from tests.support.mount_fixtures import MakePlace, Place
@@ -328,3 +330,20 @@ def test_attributes_of_a_removed_open_file_leave_the_kept_one(place: Place) -> N
     place.umount()
     assert undo(place, agent="alice")["conflicts"] == []
     assert state_of(place.source) == before
+
+
+def test_a_file_whose_time_an_agent_may_not_set_stays_whole(ordinary_place: MakePlace) -> None:
+    """It has two names, so it would be written in place. The next undo of the source is not blocked."""
+    world = ordinary_place(policy=AGENT_ALL)
+    (world.source / "a").write_text("old\n")
+    (world.source / "a").chmod(0o666)
+    os.link(world.source / "a", world.source / "a2")
+    world.does(lambda: (os.listdir(world.path), (world.path / "a2").stat(), (world.path / "a").write_text("agent\n")))
+    guard = inside_directory(world.home, world.session.session)
+    for _ in range(2):
+        result = world.does(lambda: call(guard, "undo", turn="last"))
+        assert (result["completed"], {each["reason"] for each in result["failures"]}) == (
+            0,
+            {"Operation not permitted"},
+        )
+        assert (world.source / "a").read_text() == "agent\n"
