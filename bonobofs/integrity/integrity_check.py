@@ -420,7 +420,7 @@ class _TreeReverter:
                     os.fsync(fd)
             made = _lstat(temporary, parent)
             if after is not None and after.kind == before.kind:
-                self._discard(change.path, parent, name, temporary, syscalls.RENAME_EXCHANGE)
+                self._discard(change.path, parent, name, temporary, syscalls.RENAME_EXCHANGE, made)
             else:
                 _rename(parent, temporary, name, syscalls.RENAME_NOREPLACE)
         except BaseException:
@@ -430,8 +430,10 @@ class _TreeReverter:
                     os.unlink(temporary, dir_fd=parent)
             raise
 
-    def _discard(self, path: str, parent: int, name: str, temporary: str, flags: int) -> None:
-        """Copy a file, rename it to `temporary` or exchange it with that, and remove it.
+    def _discard(
+        self, path: str, parent: int, name: str, temporary: str, flags: int, new: os.stat_result | None = None
+    ) -> None:
+        """Copy a file, rename it to `temporary` or exchange it with that, the file `new`, and remove it.
 
         OSError: ESTALE, another program has replaced or written the file since the copy. The file keeps its name.
         """
@@ -444,7 +446,7 @@ class _TreeReverter:
             with suppress(FileNotFoundError):  # a file system that exchanges no names has replaced the file
                 moved = _lstat(temporary, parent)
                 if stat.S_ISDIR(moved.st_mode) or _version(moved) != _version(st):
-                    if flags == syscalls.RENAME_EXCHANGE:
+                    if new is not None and _version(_lstat(name, parent)) == _version(new):
                         _rename(parent, temporary, name, flags)
                     else:
                         return_file((parent, os.fsencode(temporary)), (parent, os.fsencode(name)))
