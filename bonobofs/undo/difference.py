@@ -124,8 +124,8 @@ def differences(
         to = change.details.get("to")
         if isinstance(to, str) and change.operation == Operation.RENAME and not change.details.get("exchange"):
             origin[to] = origin.pop(change.path, change.path)
+    found = [_directory_rename(change) for change in selected if _is_directory_rename(change)]
     contents = _Contents(source, images, _by_path(later), set(first))
-    found = []
     for path in sorted(first):
         before, after = contents.before(first[path], path), contents.after(last[path], path)
         difference, old = FileDifference(path, path, before, after, names[path]), origin.get(path, path)
@@ -185,6 +185,16 @@ class _Contents(NamedTuple):
                 return change
             return Content(None, note="its directory was moved afterwards")
         return _on_disk(self.source / path)
+
+
+def _is_directory_rename(change: Change) -> bool:
+    is_directory = change.before is not None and change.before.kind is Kind.DIRECTORY
+    return change.is_made and is_directory and _moves(change, change.path)
+
+
+def _directory_rename(change: Change) -> FileDifference:
+    note = Content(None, note="the directory was renamed; this is not a part of the patch")
+    return FileDifference(str(change.details["to"]), change.path, note, note, [change.id])
 
 
 def _by_path(changes: Iterable[Change]) -> dict[str, list[tuple[int, Change]]]:

@@ -124,6 +124,14 @@ def test_a_binary_file_leaves_the_rest_of_the_patch(own_place: MakePlace, tmp_pa
     assert ((copy / "binary").read_bytes(), (copy / "text").read_bytes()) == (b"\0", b"new\n")
 
 
+def test_a_renamed_directory_has_a_line(own_place: MakePlace) -> None:
+    place = own_place()
+    (place.source / "old/sub").mkdir(parents=True)
+    (place.path / "old").rename(place.path / "new")
+    first, second = _patch_of(place).decode().splitlines()
+    assert (first, second[:30]) == ("diff a/old b/new", "# the directory was renamed; t")
+
+
 def test_a_file_that_was_renamed_often_is_one_rename(own_place: MakePlace) -> None:
     """Its old content is found after all renames."""
     place = own_place()
