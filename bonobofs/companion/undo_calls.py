@@ -82,7 +82,7 @@ def _selection(
 ) -> Selection:
     from bonobofs.session import undo_service  # noqa: PLC0415 - as above
 
-    if not any((change, turn, since, path, this_session)):
+    if path is None and not any((change, turn, since, this_session)):
         raise UsageError("say what to take back: change, turn, since, path or this_session")
     return undo_service.selection(
         session.home,

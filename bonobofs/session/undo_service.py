@@ -62,6 +62,9 @@ class AgentAuthorizer(Authorizer, Protocol):
 
     plain_policy: dict[str, Any]
 
+    def begin_turn(self, name: str, by: str) -> int:
+        """Begin a turn and return its number. TrailError."""
+
     def decide_each(self, questions: list[tuple[Request, Context]], *, in_source: bool) -> dict[int, Denied]:
         """Return the denials by the index of the question. `in_source`: the files are or will be in the source."""
 
@@ -172,7 +175,8 @@ def _turn(home: Path, source: str, turn: str, names: list[str], agent: str | Non
         return _existing(home, turn, names, is_turn=True)
     mine = Selection(agent=agent)
     for change in reversed(changes_of_source(home, source)):
-        if (change.is_made or change.is_publication) and change in mine and turn in ("last", change.turn_name or None):
+        named = change.turn_name or None if turn != "last" else None if UNDO in change.details else "last"
+        if (change.is_made or change.is_publication) and change in mine and turn == named:
             return change.entry.session, change.turn
     raise UsageError(f"no change of {source} is in a turn named {turn!r}; `bonobofs history PATH` shows the turns")
 
@@ -254,6 +258,11 @@ class Undoer(NamedTuple):
     agent: AgentAuthorizer | None = None
     """The authorizer of the agent; None: the operator."""
 
+    def begin(self) -> str:
+        """Return the option of `undo` that selects the changes of this undo: a session, or a new turn. TrailError."""
+        session = self.session[:8]
+        return f"--turn {session}:{self.agent.begin_turn('undo', 'mark')}" if self.agent else f"--session {session}"
+
 
 def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs: RefsOfSource) -> UndoResult:
     """Complete the killed undos of the source, then take back the selected changes. OSError.
@@ -270,13 +279,8 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
                 remedy = f"the next undo of {owner} or the operator's" if owner else "the operator's next undo"
                 raise StateError(f"another undo of this source was killed; {remedy} completes it")
         images = images_of(home, source)
-        began = datetime.now(UTC).isoformat()
-        failures: list[Failure] = []
-        for journal, about in journals:
-            limited: StepAuthorizer = authorizer
-            if agent is None and "policy" in about:
-                limited = LimitedAuthorizer(authorizer, about["principal"], about["policy"])
-            failures += _make(limited, undoer, images, journal, about, refs)
+        selection = undoer.begin()
+        failures = _complete(undoer, images, journals, refs)
         changes = changes_of_source(home, source)
         completed = {name for _, about in journals for name, *_ in about["changes"]}
         left = (change for change in changes if completed.isdisjoint((change.id, change.details.get(UNDO))))
@@ -285,30 +289,32 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
         for denied in planned.denials:
             authorizer.deny(denied, CALLER)
         if planned.steps:
-            about = {"source": source, "began": began, "changes": [*map(_name_and_paths, planned.taken_back)]}
+            about = {"source": source, "selection": selection, "changes": [*map(_name_and_paths, planned.taken_back)]}
             if agent is not None:
                 about |= {"agent": agent.agent.id, "principal": agent.agent, "policy": agent.plain_policy}
             name = f"{undoer.session}-{secrets.token_hex(4)}"
             journal = UndoJournal.begin(home / "undo", name, planned.steps, about)
             failures += _make(authorizer, undoer, images, journal, about, refs)
+        if agent is not None:
+            agent.begin_turn("", "mark")  # what the agent changes now is not of the undo
     taken_back = [*planned.taken_back, *(change for change in reversed(changes) if change.id in completed)]
     steps = [*(step for journal, _ in journals for step in journal.steps), *planned.steps]
-    selections = _selections_of(undoer, began, journals)
+    selections = [selection, *(about["selection"] for _, about in reversed(journals))]
     planned = Plan(steps, taken_back, planned.refusals)
     return UndoResult(planned, failures, len(journals), before, undoer.session, selections)
 
 
-def _selections_of(undoer: Undoer, began: str, journals: list[tuple[UndoJournal, dict[str, Any]]]) -> list[str]:
-    """Return the options of `undo` that select the changes of an undo that began at a moment, and of killed ones."""
-    if undoer.agent is not None:
-        return [f"--since {min([began, *(about['began'] for _, about in journals)])}"]
-    killed = [
-        f"--since {about['began']} --agent {about['agent']}"
-        if about.get("agent")
-        else f"--session {journal.session[:8]}"
-        for journal, about in reversed(journals)
-    ]
-    return [f"--session {undoer.session[:8]}", *killed]
+def _complete(
+    undoer: Undoer, images: Images, journals: Iterable[tuple[UndoJournal, dict[str, Any]]], refs: RefsOfSource
+) -> list[Failure]:
+    """Complete killed undos. The policy of the agent bounds the operator, if an agent began one. StateError."""
+    failures = []
+    for journal, about in journals:
+        authorizer: StepAuthorizer = undoer.authorizer
+        if undoer.agent is None and "policy" in about:
+            authorizer = LimitedAuthorizer(undoer.authorizer, about["principal"], about["policy"])
+        failures += _make(authorizer, undoer, images, journal, about, refs)
+    return failures
 
 
 def _undoing(home: Path) -> contextlib.AbstractContextManager[int]:

@@ -314,8 +314,7 @@ class Execution:
             try:
                 if self._may_exist and os.listdir(made):  # the killed undo had made an empty one
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-                _set_xattrs(made, arguments["xattrs"])
-                _set_state(made, arguments)
+                _set_state(made, arguments, arguments["xattrs"])
             except OSError:
                 if _is_file(made, (directory, name)):
                     with suppress(OSError):  # another program has made a file in it
@@ -349,8 +348,7 @@ class Execution:
         try:
             size = step.arguments["size"]
             _fill(new, content, size, _data_of(content, size))
-            _set_xattrs(new, self._xattrs(step, *start))
-            _set_state(new, step.arguments)
+            _set_state(new, step.arguments, self._xattrs(step, *start))
             if not os.fstat(new).st_nlink:
                 os.link(f"/proc/self/fd/{new}", end[1], dst_dir_fd=end[0], follow_symlinks=True)
             if step.arguments["new"]:
@@ -569,8 +567,6 @@ class UndoJournal:
 
     def __init__(self, directory: Path, name: str, steps: Sequence[UndoStep], progress: bytes | None = None) -> None:
         """`progress`: the content of `SESSION.done`; None: the undo is new."""
-        self.session: Final = name.rpartition("-")[0]
-        """UUID of the session that began the undo."""
         self._plan: Final = directory / f"{name}.plan"
         self._done: Final = directory / f"{name}.done"
         self.steps: Final = steps
@@ -773,17 +769,23 @@ def _data_of(fd: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, at
 
 
-def _set_state(fd: int, arguments: dict[str, Any]) -> None:
-    """Give a new file its old owner, mode and time."""
+def _set_state(fd: int, arguments: dict[str, Any], xattrs: dict[str, str] | None = None) -> None:
+    """Give a file its old owner, mode and time, and a new file its extended attributes."""
     st = os.fstat(fd)
     if (st.st_uid, st.st_gid) != (arguments["uid"], arguments["gid"]):
         with suppress(PermissionError):
-            os.fchown(fd, arguments["uid"], arguments["gid"])
+            os.fchown(fd, arguments["uid"], arguments["gid"])  # clears set-id bits and capabilities
+    if xattrs is not None:
+        _set_xattrs(fd, xattrs)
     os.fchmod(fd, stat.S_IMODE(arguments["mode"]))
     os.utime(fd, ns=(st.st_atime_ns, arguments["mtime"]))
 
 
 def _set_xattrs(fd: int, values: dict[str, str]) -> None:
+    with suppress(OSError):  # this file system has none
+        for name in os.listxattr(fd):
+            if name.startswith("system.posix_acl") and name not in values:
+                os.removexattr(fd, name)  # inherited from the default ACL of the directory
     for name, value in values.items():
         try:
             os.setxattr(fd, name, bytes.fromhex(value))

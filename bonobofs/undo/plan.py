@@ -39,6 +39,7 @@ GONE: Final = "the file is gone"
 TAKEN: Final = "another file has the name"
 NO_DIRECTORY: Final = "its directory is gone"
 NOT_WRITABLE: Final = "its directory is not writable"
+NOT_OWNED: Final = "only its old owner or root can restore it"
 NOT_EMPTY: Final = "the directory has other files"
 MOVED: Final = "the file was moved afterwards"
 LAST_NAME: Final = "it is the last name of the file"
@@ -157,6 +158,8 @@ def _empty(step: UndoStep) -> None:
 
 
 _UNKNOWN: Final = "?"
+_OF_OWNER: Final = ("put", "mkdir", "symlink", "mode", "owner", "times")
+"""Steps that set the owner, mode or time of a file."""
 _OF_NAMES: Final = (Operation.CREATE_FILE, Operation.DELETE_FILE, Operation.SYMLINK, Operation.LINK, Operation.RENAME)
 
 
@@ -266,6 +269,12 @@ class _Planner:
                 self.steps.append(UndoStep("dir_times", path, self._dirs[node], {"mtime": node.mtime, **now}))
 
     def _step(self, do: str, path: str, node: FileNode, **arguments: Any) -> UndoStep:
+        if (
+            do in _OF_OWNER
+            and os.geteuid()
+            and (node.uid != os.geteuid() or node.gid not in (os.getegid(), *os.getgroups()))
+        ):
+            raise UndoConflict(NOT_OWNED)
         step = UndoStep(do, path, self._change.id, arguments)
         for above in filter(None, map(self._tree.find, step.directories)):
             self._dirs[above] = self._change.id
@@ -587,13 +596,6 @@ class _Planner:
         A file may have them already: a restored content came with them, or a batch of writes had changed them. It is a
         conflict if another change has set them back.
         """
-        if before.permissions != after.permissions:
-            if node.mode & 0o7777 == after.permissions:
-                node.mode = before.mode
-                if steps:
-                    self._step("mode", path, node, mode=before.permissions)
-            elif node.mode & 0o7777 != before.permissions or self._is_set_later(node, lambda state: state.mode):
-                raise UndoConflict("the mode was changed afterwards")
         if (before.uid, before.gid) != (after.uid, after.gid):
             if (node.uid, node.gid) == (after.uid, after.gid):
                 node.uid, node.gid = before.uid, before.gid
@@ -601,6 +603,13 @@ class _Planner:
                     self._step("owner", path, node, uid=before.uid, gid=before.gid)
             elif (node.uid, node.gid) != (before.uid, before.gid) or self._is_set_later(node, lambda state: state[1:3]):
                 raise UndoConflict("the owner was changed afterwards")
+        if before.permissions != after.permissions:
+            if node.mode & 0o7777 == after.permissions:
+                node.mode = before.mode
+                if steps:
+                    self._step("mode", path, node, mode=before.permissions)
+            elif node.mode & 0o7777 != before.permissions or self._is_set_later(node, lambda state: state.mode):
+                raise UndoConflict("the mode was changed afterwards")
         if node.is_dir:
             if self._change.operation == Operation.SET_TIMES and node.mtime != after.mtime != before.mtime:
                 raise UndoConflict("the time was changed afterwards")

@@ -108,7 +108,7 @@ def read_journal(plan: Path, source: str) -> tuple[list[UndoStep], dict[str, Any
         steps = [UndoStep(**step) for step in about.pop("steps")]
         for step in steps:
             step.check()
-        names = [about["began"], *(text for change in about["changes"] for text in change)]
+        names = [about["selection"], *(text for change in about["changes"] for text in change)]
         if not all(isinstance(text, str) for text in names) or not all(about["changes"]):
             raise ValueError("names")
         damage = f"{done} does not have the notes of an undo; move it away with {plan.name}"
@@ -120,7 +120,7 @@ def read_journal(plan: Path, source: str) -> tuple[list[UndoStep], dict[str, Any
             bytes.fromhex(text.decode()).decode()
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StateError(damage) from error
     if notes.end(1) < len(progress):
         os.truncate(done, notes.end(1))

@@ -40,7 +40,7 @@ def killed(own_place: MakePlace) -> Place:
     about = {
         "source": str(place.source),
         "agent": "",
-        "began": "",
+        "selection": "",
         "changes": [[each["change"], each["path"]] for each in planned["taken_back"]],
     }
     UndoJournal.begin(place.home / "undo", "killed", [UndoStep(**step) for step in planned["steps"]], about)
@@ -106,7 +106,7 @@ def test_a_damaged_plan_is_an_error(killed: Place, damage: Callable[[dict[str, A
 def test_a_cut_last_note_is_removed(tmp_path: Path, notes: str, cut: str) -> None:
     """The next undo writes its notes after the complete ones. Else it would extend the cut one."""
     UndoJournal.begin(
-        tmp_path, "killed", [UndoStep("remove", "a", "change")] * 2, {"source": "s", "began": "", "changes": []}
+        tmp_path, "killed", [UndoStep("remove", "a", "change")] * 2, {"source": "s", "selection": "", "changes": []}
     )
     done = tmp_path / "killed.done"
     done.write_text(notes + cut)
@@ -117,8 +117,14 @@ def test_a_cut_last_note_is_removed(tmp_path: Path, notes: str, cut: str) -> Non
     assert journal[2].decode() == done.read_text() == notes
 
 
+def test_notes_that_cannot_be_read_are_an_error(killed: Place) -> None:
+    (killed.home / "undo/killed.done").unlink(missing_ok=True)
+    (killed.home / "undo/killed.done").mkdir()
+    _assert_damaged(killed, "killed.done")
+
+
 def test_a_journal_without_notes_is_complete(tmp_path: Path) -> None:
     UndoJournal.begin(
-        tmp_path, "killed", [UndoStep("remove", "a", "change")], {"source": "s", "began": "", "changes": []}
+        tmp_path, "killed", [UndoStep("remove", "a", "change")], {"source": "s", "selection": "", "changes": []}
     )
     assert read_journal(tmp_path / "killed.plan", "s")

@@ -30,7 +30,6 @@ from tests.support.users import run_in_child
 from tests.support.wait import until
 
 _SCRIPT = "#!/bin/sh\n"
-_BEGAN = "2026-01-01T00:00:00+00:00"
 
 
 def _make(source: Path) -> None:
@@ -164,7 +163,7 @@ def test_the_operator_completes_an_agents_undo_under_the_policy_of_the_agent(
     steps = [UndoStep("rename", "bin/sub", "change", {"to": "docs/sub"})]
     about = {
         "source": str(source),
-        "began": _BEGAN,
+        "selection": "",
         "agent": principal[1],
         "principal": principal,
         "policy": policy,
@@ -197,7 +196,7 @@ def test_a_refused_move_is_reversed_after_a_kill_although_its_old_name_is_taken(
     steps = [UndoStep("rename", f"bin/{name}", "change", {"to": "docs/sub"}, [stat.S_IFDIR])]
     about = {
         "source": str(source),
-        "began": _BEGAN,
+        "selection": "",
         "agent": principal[1],
         "principal": principal,
         "policy": policy,
@@ -219,7 +218,7 @@ def test_another_agent_learns_who_completes_a_killed_undo(own_place: MakePlace, 
     (place.path / "docs/b").unlink()
     about = {
         "source": str(source),
-        "began": _BEGAN,
+        "selection": "",
         "agent": "x",
         "principal": ["bob", "x", "agent"],
         "policy": {},
@@ -254,7 +253,7 @@ def test_a_directory_keeps_its_time_if_another_mount_changed_a_name_at_the_same_
 
 def _begin_killed(place: Place, *, steps: list[UndoStep], changes: list[list[str]]) -> None:
     """Leave the journal of an undo of the operator that was killed before its first step."""
-    about = {"source": str(place.source), "began": _BEGAN, "changes": changes}
+    about = {"source": str(place.source), "selection": "", "changes": changes}
     UndoJournal.begin(place.home / "undo", "killed", steps, about)
 
 
@@ -552,7 +551,7 @@ def test_a_file_that_takes_the_name_of_a_killed_step_stays(own_place: MakePlace,
         reason = "the file was changed while it was taken back"
     about = {
         "source": str(source),
-        "began": _BEGAN,
+        "selection": "",
         "agent": principal[1],
         "principal": principal,
         "policy": policy,

@@ -308,16 +308,18 @@ def test_a_completed_undo_is_taken_back_by_the_printed_commands(place: Place, tm
 
 
 def test_an_agents_undo_is_taken_back_by_the_printed_command(place: Place) -> None:
-    """Its other work stays."""
+    """Its other work stays, before and after the undo. The last turn is never that of an undo."""
     (place.path / "a").write_text("first\n")
     assert bonobofs("mark", "next", cwd=place.path).returncode == 0
     (place.path / "b").write_text("second\n")
     changed = _files(place.source)
     said = bonobofs("undo", "--turn", "last", cwd=place.path).stdout
     assert (place.source / "b").read_text() == "b\n"
+    assert bonobofs("undo", "--turn", "last", "--dry-run", cwd=place.path).stdout.startswith("0 changes")
+    (place.path / "c").write_text("third\n")
     (command,) = [line.partition(": bonobofs ")[2].split() for line in said.splitlines() if "take back" in line]
     assert bonobofs(*command, cwd=place.path).returncode == 0
-    assert _files(place.source) == changed
+    assert _files(place.source) == changed | {"c": "third\n"}
 
 
 def test_attributes_of_a_removed_open_file_leave_the_kept_one(place: Place) -> None:
@@ -332,18 +334,46 @@ def test_attributes_of_a_removed_open_file_leave_the_kept_one(place: Place) -> N
     assert state_of(place.source) == before
 
 
-def test_a_file_whose_time_an_agent_may_not_set_stays_whole(ordinary_place: MakePlace) -> None:
-    """It has two names, so it would be written in place. The next undo of the source is not blocked."""
+@pytest.mark.parametrize("names", [1, 2])
+def test_a_file_of_another_owner_is_a_conflict(ordinary_place: MakePlace, names: int) -> None:
+    """The agent may write it, and cannot restore its owner and time."""
     world = ordinary_place(policy=AGENT_ALL)
     (world.source / "a").write_text("old\n")
     (world.source / "a").chmod(0o666)
-    os.link(world.source / "a", world.source / "a2")
-    world.does(lambda: (os.listdir(world.path), (world.path / "a2").stat(), (world.path / "a").write_text("agent\n")))
+    for number in range(1, names):
+        os.link(world.source / "a", world.source / f"{number}")
+    world.does(lambda: ([name.stat() for name in world.path.iterdir()], (world.path / "a").write_text("agent\n")))
     guard = inside_directory(world.home, world.session.session)
-    for _ in range(2):
-        result = world.does(lambda: call(guard, "undo", turn="last"))
-        assert (result["completed"], {each["reason"] for each in result["failures"]}) == (
-            0,
-            {"Operation not permitted"},
-        )
-        assert (world.source / "a").read_text() == "agent\n"
+    result = world.does(lambda: call(guard, "undo", turn="last"))
+    assert {each["reason"] for each in result["conflicts"]} == {"only its old owner or root can restore it"}
+    assert (result["failures"], (world.source / "a").read_text()) == ([], "agent\n")
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_a_restored_file_inherits_no_access_list(place: Place, kind: str) -> None:
+    """Nor does it lose what a change of its owner clears: set-id bits and capabilities."""
+    (place.source / "dir").mkdir()
+    path = place.source / "dir/it"
+    if kind == "file":
+        path.write_text("old\n")
+        os.setxattr(path, "security.capability", bytes.fromhex("0100000200040000000000000000000000000000"))
+        os.chown(path, 1, 1)
+        os.setxattr(path, "security.capability", bytes.fromhex("0100000200040000000000000000000000000000"))
+        path.chmod(0o6755)
+    else:
+        path.mkdir(0o750)
+    subprocess.run(["setfacl", "-d", "-m", "u:1234:rwx", place.source / "dir"], check=True)
+    before = state_of(place.source)
+    (place.path / "dir/it").rmdir() if kind == "directory" else (place.path / "dir/it").unlink()
+    place.umount()
+    assert undo(place, agent="alice")["conflicts"] == []
+    assert state_of(place.source) == before
+
+
+def test_a_set_id_bit_returns_with_the_owner(place: Place) -> None:
+    (place.source / "a").chmod(0o6755)
+    before = state_of(place.source)
+    os.chown(place.path / "a", 1, 1)
+    place.umount()
+    assert undo(place, agent="alice")["conflicts"] == []
+    assert state_of(place.source) == before
