@@ -46,7 +46,7 @@ class Stray(NamedTuple):
     session: str
     intent: int
     name: str
-    """Last part of the path whose file had the temporary name, or was to get it."""
+    """Last part of the path that the change replaces or removes."""
     inodes: Sequence[int]
     """Inode numbers of the files that may be removed; empty: the intent does not declare them."""
 

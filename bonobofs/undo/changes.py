@@ -419,8 +419,8 @@ def _taken_back(changes: Sequence[Change], undos: Sequence[_UndoEnd]) -> set[str
     An undo makes changes itself, and each has the id of the change that it takes back. If a later undo takes back such
     a change, the original change stands again.
 
-    One change of an undo can take back several changes of a file, and has the id of only one of them. The others stand
-    again when all changes of that undo are taken back.
+    A change of an undo may restore a content that several changes have replaced one after the other. It has the id of
+    one of them. The others stand again when all changes of that undo are taken back.
     """
     own = {change.id: change for change in changes if UNDO in change.details} if undos else {}
     originals = {name: str(change.details[UNDO]) for name, change in own.items()}

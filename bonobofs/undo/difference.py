@@ -146,7 +146,8 @@ class _Contents(NamedTuple):
     images: Images
     following: Mapping[str, list[tuple[int, Change]]]
     paths: set[str]
-    """The paths of the selected changes. A rename is followed to one of them: all changes there are known."""
+    """The paths of the selected changes. A content is followed through renames to these paths only, because `following`
+    may lack changes of other paths."""
 
     def before(self, change: Change, path: str) -> Content:
         """Return the content of a path before a change."""

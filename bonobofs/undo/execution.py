@@ -152,7 +152,7 @@ class Execution:
                 if self._stops_undo(error):
                     raise
                 reason = error.strerror or str(error)
-                self._reverse_move(step, steps[number - 1] if number else step, failed)
+                self._reverse_move(steps[number - 1 : number], step, failed)
             if reason:
                 failed.add(step)
                 failures.append(Failure(step.path, reason, step.change))
@@ -166,13 +166,14 @@ class Execution:
         is_unrecorded = isinstance(error, Refused) and error.decision.code is Code.UNRECORDED
         return error.errno in _FULL or is_unrecorded or self._is_half_written
 
-    def _reverse_move(self, step: UndoStep, move: UndoStep, failed: FailedSteps) -> None:
-        """Reverse the move before a failed step, if both take back one rename that has replaced a file."""
-        if (move.do, move.change, move.path) == ("rename", step.change, step.path):
-            self._expected = None
-            with suppress(OSError):
-                self._rename(UndoStep("rename", move.arguments["to"], move.change, {"to": move.path}))
-            failed.add(move)
+    def _reverse_move(self, before: Sequence[UndoStep], step: UndoStep, failed: FailedSteps) -> None:
+        """Reverse the step before a failed step, if that should have restored what the rename of both had replaced."""
+        for move in before:
+            if (move.do, move.change, move.path) == ("rename", step.change, step.path):
+                self._expected = move.expected
+                with suppress(OSError):
+                    self._rename(UndoStep("rename", move.arguments["to"], move.change, {"to": move.path}))
+                failed.add(move)
 
     def _forget_dir_times(self, step: UndoStep, journal: UndoJournal) -> None:
         """Rely on the present times of the directories of a step that was killed: it may have changed them."""
@@ -194,7 +195,7 @@ class Execution:
         _check(st, self._expected)
 
     def _is_made(self, step: UndoStep, journal: UndoJournal) -> bool:
-        """Return whether the killed undo made a step without its dot."""
+        """Return whether the killed undo made a step, but was killed before it wrote the dot."""
         if not journal.is_resumed:
             return False
         st = self._stat(step.path)

@@ -370,6 +370,25 @@ def test_a_restored_file_inherits_no_access_list(place: Place, kind: str) -> Non
     assert state_of(place.source) == before
 
 
+def test_a_failed_move_leaves_a_file_at_its_new_path(place: Place, tmp_path: Path) -> None:
+    """The move is the first step. The user moves the file elsewhere and takes the path to which it would return."""
+    (place.path / "a").rename(place.path / "moved")
+    place.umount()
+    with traced_undo(place.source, log := tmp_path / "log", *_delay("renameat2", enter=1.5)) as tracer:
+        until(_is_called(log, "renameat2"), "the step has compared the file")
+        (place.source / "moved").rename(place.source / "elsewhere")
+        (place.source / "a").write_text(_WORK)
+        assert len(json.loads(tracer.communicate()[0])["failures"]) == 1
+    assert (place.source / "a").read_text() == _WORK
+    assert not (place.source / "moved").exists()
+
+
+def test_an_agent_takes_back_all_below_the_root(place: Place) -> None:
+    (place.path / "a").write_text("agent\n")
+    assert bonobofs("undo", "--path", ".", cwd=place.path).returncode == 0
+    assert (place.source / "a").read_text() == "a\n"
+
+
 def test_a_set_id_bit_returns_with_the_owner(place: Place) -> None:
     (place.source / "a").chmod(0o6755)
     before = state_of(place.source)
