@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.wait import until
 from tests.support.world import OrdinaryUser, bonobofs, environment
 
 
@@ -142,6 +143,31 @@ def test_a_file_system_that_exchanges_no_names_gets_the_same_revert(root: Path, 
     assert bonobofs("integrity", "verify", cwd=root).returncode == 0
     (kept,) = (tmp_path / "artifacts").glob("reverted-*")
     assert (kept / "okrs/company.yml").read_text() == "objective: rest\n"
+
+
+def test_a_file_that_is_saved_twice_during_the_exchange_keeps_its_name(root: Path, tmp_path: Path) -> None:
+    """The first save comes before the exchange, the second before its reversal."""
+    path, log = root / "okrs/company.yml", tmp_path / "log"
+
+    def save(text: str) -> None:
+        (root / "saved").write_text(text)
+        (root / "saved").rename(path)
+
+    def other_names() -> dict[str, str]:
+        return {each.read_text(): each.name for each in path.parent.iterdir() if each.is_file() and each != path}
+
+    assert bonobofs("integrity", "snapshot", cwd=root).returncode == 0
+    path.write_text("objective: rest\n")
+    delay = ("-e", "trace=renameat2", "-e", "inject=renameat2:delay_enter=1000000:delay_exit=1500000:when=1")
+    revert = (sys.executable, "-m", "bonobofs", "integrity", "revert", "--artifacts", tmp_path / "artifacts")
+    with subprocess.Popen(("strace", "-qq", "-o", log, *delay, *revert), cwd=root, env=environment()) as tracer:
+        until(lambda: log.exists() and "renameat2(" in log.read_text(), "the file is copied")
+        save("first\n")
+        until(lambda: "first\n" in other_names(), "the names are exchanged")
+        save("second\n")
+    assert tracer.returncode == 1
+    assert path.read_text() == "second\n"
+    assert other_names()["first\n"].startswith("company.yml.")
 
 
 @pytest.mark.parametrize("damage", ["", '{"root": 7, "before": []}', '{"root": "a", "directories": [7], "before": {}}'])
