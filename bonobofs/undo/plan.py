@@ -390,10 +390,11 @@ class _Planner:
 
     def _exchange(self, change: Change, before: FileState, node: FileNode | None, to: str) -> None:
         other = self._tree.find(change.path)
-        for found, state in ((node, before), (other, change.replaced)):
-            if found is None or state is None or not found.is_file_of(state):
-                raise UndoConflict(MOVED)
-        assert node is not None and other is not None  # noqa: PT018 - for mypy
+        replaced = change.replaced
+        if node is None or other is None or replaced is None or not node.is_file_of(before):
+            raise UndoConflict(MOVED)
+        if not other.is_file_of(replaced._replace(ctime=before.ctime)):  # as `Change.moved`
+            raise UndoConflict(MOVED)
         self._step("exchange", to, node, to=change.path)
         self._tree.put(change.path, node)
         self._tree.put(to, other)

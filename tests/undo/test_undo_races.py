@@ -396,3 +396,34 @@ def test_a_set_id_bit_returns_with_the_owner(place: Place) -> None:
     place.umount()
     assert undo(place, agent="alice")["conflicts"] == []
     assert state_of(place.source) == before
+
+
+@contextmanager
+def _overlayfs(source: Path) -> Iterator[None]:
+    """Mount a file system whose files get another inode with their first change."""
+    layers = source.parent / "layers"
+    for path in (layers, source):
+        path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", layers], check=True)
+    for name in ("lower", "upper", "work"):
+        (layers / name).mkdir()
+    for name in "ab":
+        (layers / "lower" / name).write_text(f"{name}\n")
+    options = f"lowerdir={layers}/lower,upperdir={layers}/upper,workdir={layers}/work"
+    try:
+        subprocess.run(["mount", "-t", "overlay", "-o", options, "none", source], check=True)
+        yield
+    finally:
+        for path in (source, layers):
+            subprocess.run(["umount", path], check=False)
+
+
+def test_an_exchange_on_overlayfs_is_taken_back(own_place: MakePlace, tmp_path: Path) -> None:
+    with _overlayfs(tmp_path / "source"):
+        place = own_place(policy=AGENT_ALL)
+        _exchange(place.path / "a", place.path / "b")
+        (place.path / "a").write_text("agent\n")
+        place.umount()
+        result = undo(place, agent="alice")
+        assert (result["conflicts"], result["failures"]) == ([], [])
+        assert _files(place.source) == {"a": "a\n", "b": "b\n"}
