@@ -101,9 +101,9 @@ def _print(result: dict[str, Any], *, dry_run: bool) -> None:
     say(f"{len(result['taken_back'])} changes {word}, {len(result['conflicts'])} not")
     if result["taken_back_before"]:
         say(f"{len(result['taken_back_before'])} changes were taken back before")
-    if result["taken_back"] and not dry_run:
-        for selection in result["to_take_back"]:
-            say(f"to take back this undo: bonobofs undo {selection}")
+    which = "this undo" if result["taken_back"] else "the earlier undo"
+    for selection in result["to_take_back"]:
+        say(f"to take back {which}: bonobofs undo {selection}")
 
 
 def _described(step: dict[str, Any]) -> str:

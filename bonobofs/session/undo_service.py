@@ -300,8 +300,21 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
     taken_back = [*planned.taken_back, *(change for change in reversed(changes) if change.id in completed)]
     steps = [*(step for journal, _ in journals for step in journal.steps), *planned.steps]
     selections = [selection, *(about["selection"] for _, about in reversed(journals))]
+    if not taken_back:
+        selections = _selections_of_undos(changes, {change.id for change in before})
     planned = Plan(steps, taken_back, planned.refusals)
     return UndoResult(planned, failures, len(journals), before, undoer.session, selections)
+
+
+def _selections_of_undos(changes: Sequence[Change], taken_back: set[str]) -> list[str]:
+    """Return the options of `undo` that select the earlier undos of some changes, newest first."""
+    entries = ((each.entry, each.turn) for each in reversed(changes) if each.details.get(UNDO) in taken_back)
+    return list(
+        dict.fromkeys(
+            f"--session {entry.session[:8]}" if entry.agent == OPERATOR else f"--turn {entry.session[:8]}:{turn}"
+            for entry, turn in entries
+        )
+    )
 
 
 def _complete(

@@ -302,6 +302,7 @@ def test_a_completed_undo_is_taken_back_by_the_printed_commands(place: Place, tm
     assert _files(place.source) == {name: f"{name}\n" for name in "abcdef"}, repeated
     commands = [line.partition(": bonobofs ")[2].split() for line in repeated.splitlines() if "take back" in line]
     assert len(commands) == 2
+    assert bonobofs("undo", "--agent", "alice", "--path", place.source).stdout.count("take back the earlier undo:") == 2
     for command in commands:
         bonobofs(*command, cwd=place.source)
     assert _files(place.source) == changed
