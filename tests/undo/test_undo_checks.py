@@ -155,20 +155,11 @@ def test_the_operator_completes_an_agents_undo_under_the_policy_of_the_agent(
     source = _make_source(tmp_path)
     place = own_place(policy=AGENT_RULES)
     (place.path / "docs/sub").rename(place.path / "bin/sub")
-    principal = place.session.agent, place.session.agent_id, place.session.role
-    policy = PolicyDocument.model_validate(tomllib.loads(AGENT_RULES)).model_dump(mode="json")
     place.umount()
     (source / "bin/sub/a").write_text(_SCRIPT)
     before = state_of(source)
     steps = [UndoStep("rename", "bin/sub", "change", {"to": "docs/sub"})]
-    about = {
-        "source": str(source),
-        "selection": "",
-        "agent": principal[1],
-        "principal": principal,
-        "policy": policy,
-        "changes": [],
-    }
+    about = _about_agent(place)
     UndoJournal.begin(place.home / "undo", "killed", steps, about)
     if is_made:
         (place.home / "undo/killed.done").write_text(f"{(source / 'bin/sub').stat().st_ino} ")
@@ -189,19 +180,10 @@ def test_a_refused_move_is_reversed_after_a_kill_although_its_old_name_is_taken(
     source = _make_source(tmp_path)
     place = own_place(policy=AGENT_RULES)
     _script(source / "docs/sub/a")
-    principal = [place.session.agent, place.session.agent_id, place.session.role]
-    policy = PolicyDocument.model_validate(tomllib.loads(AGENT_RULES)).model_dump(mode="json")
     place.umount()
     (source / "bin" / name).mkdir()
     steps = [UndoStep("rename", f"bin/{name}", "change", {"to": "docs/sub"}, [stat.S_IFDIR])]
-    about = {
-        "source": str(source),
-        "selection": "",
-        "agent": principal[1],
-        "principal": principal,
-        "policy": policy,
-        "changes": [],
-    }
+    about = _about_agent(place)
     UndoJournal.begin(place.home / "undo", "killed", steps, about)
     (place.home / "undo/killed.done").write_text(f"{(source / 'docs/sub').stat().st_ino} ")
     (failure,) = undo(place, path="nothing")["failures"]
@@ -249,6 +231,14 @@ def test_a_directory_keeps_its_time_if_another_mount_changed_a_name_at_the_same_
     result = undo(first, of_session=first.session.session)
     assert (result["conflicts"], os.listdir(source / "docs/second")) == ([], [])
     assert (source / "docs").stat().st_mtime_ns > time
+
+
+def _about_agent(place: Place) -> dict[str, Any]:
+    """Return what the journal of an agent's undo says of it, under AGENT_RULES."""
+    principal = [place.session.agent, place.session.agent_id, place.session.role]
+    policy = PolicyDocument.model_validate(tomllib.loads(AGENT_RULES)).model_dump(mode="json")
+    about = {"source": str(place.source), "selection": "", "agent": principal[1], "principal": principal}
+    return {**about, "policy": policy, "changes": []}
 
 
 def _begin_killed(place: Place, *, steps: list[UndoStep], changes: list[list[str]]) -> None:
@@ -532,8 +522,6 @@ def test_a_file_that_takes_the_name_of_a_killed_step_stays(own_place: MakePlace,
     """
     source = _make_source(tmp_path)
     place = own_place(policy=AGENT_RULES)
-    principal = [place.session.agent, place.session.agent_id, place.session.role]
-    policy = PolicyDocument.model_validate(tomllib.loads(AGENT_RULES)).model_dump(mode="json")
     place.umount()
     if do == "mkdir":
         (source / "docs/new").mkdir()
@@ -549,14 +537,7 @@ def test_a_file_that_takes_the_name_of_a_killed_step_stays(own_place: MakePlace,
         expected = expectation(stat.S_IFREG, 2, 0)
         step = UndoStep(do, "docs/b", "change", {"to": "docs/new"}, expected)
         reason = "the file was changed while it was taken back"
-    about = {
-        "source": str(source),
-        "selection": "",
-        "agent": principal[1],
-        "principal": principal,
-        "policy": policy,
-        "changes": [],
-    }
+    about = _about_agent(place)
     UndoJournal.begin(place.home / "undo", "killed", [step], about)
     if do == "rename":
         (place.home / "undo/killed.done").write_text(f"{number} ")
