@@ -387,8 +387,8 @@ def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforce
         with keeping(home, session, policy.plain, enforcer):
             yield session, enforcer, document
         enforcer.flush_all()
-    except BaseException:
-        with contextlib.suppress(TrailError):  # the first error says what to do
+    except StateError:
+        with contextlib.suppress(TrailError):  # it has the same cause, and the first error says what to do
             trail.close()
         raise
     finally:

@@ -18,7 +18,7 @@ from bonobofs.system import mounts, processes
 
 SECONDS_TO_SETTLE = 60.0
 _SECONDS_TO_LEAVE = 1.0
-"""Seconds to retry while the mount is in use: a command that has just ended may have left a child that is ending."""
+"""Seconds for the processes in the mount to end: a command that has ended may have left a child that is ending."""
 _SECONDS_TO_END = 1.0
 """Seconds for a server to end after its mount is gone."""
 _SECONDS_TO_REMOVE = 5.0
@@ -98,13 +98,17 @@ def _unmount(path: Path) -> None:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-            if time.monotonic() < deadline:
-                time.sleep(_SECONDS_TO_LEAVE / 20)
-                continue
             holders = processes.users_of(path)
-            named = ", ".join(str(process) for process in holders[:_NAMED]) or "processes that this user may not see"
-            more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
-            raise MountError(f"{path} is in use by {named}{more}; end their use of it, then run this again") from error
+            if time.monotonic() > deadline:
+                named = ", ".join(map(str, holders[:_NAMED])) or "processes that this user may not see"
+                more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
+                raise MountError(
+                    f"{path} is in use by {named}{more}; end their use of it, then run this again"
+                ) from error
+        for holder in holders:
+            started = processes.start_time(holder.pid)
+            if started is not None:
+                processes.wait_for_end(holder.pid, started, max(0.0, deadline - time.monotonic()))
 
 
 def _wait(home: Path, session: Session, path: Path) -> bool:
