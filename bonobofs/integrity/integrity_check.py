@@ -21,6 +21,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple, Self
@@ -40,8 +41,15 @@ from bonobofs.integrity.protected_tree import (
     opened_parent,
 )
 from bonobofs.state.home import home
-from bonobofs.system import syscalls
-from bonobofs.system.paths import is_within, remove_tree, return_file
+from bonobofs.system.paths import (
+    Name,
+    is_within,
+    leads_to,
+    remove_file,
+    remove_tree,
+    rename_to_free,
+    replace_file,
+)
 from bonobofs.undo.image_expiry import places_of
 from bonobofs.undo.images import Images
 
@@ -376,7 +384,7 @@ class _TreeReverter:
             if after.problem == MOUNTED:
                 raise IntegrityError(f"{MOUNTED}; unmount it")
             if after.kind != "directory":
-                self._discard(change.path, parent, name, _temporary(), syscalls.RENAME_NOREPLACE)
+                self._discard(change.path, (parent, os.fsencode(name)), None)
             elif after.problem:  # it cannot be listed, or is too deep
                 remove_tree(parent, os.fsencode(name))
             else:
@@ -405,6 +413,7 @@ class _TreeReverter:
         """Create a file under a temporary name, and rename it. Discard the file that has the name."""
         before, after, temporary, made = change.before, change.after, _temporary(), None
         assert before is not None
+        new, at = (parent, os.fsencode(temporary)), (parent, os.fsencode(name))
         try:
             if before.kind == "symlink":
                 os.symlink(os.fsdecode(content), temporary, dir_fd=parent)
@@ -418,40 +427,31 @@ class _TreeReverter:
                     os.fchmod(fd, before.mode)
                     os.utime(fd, ns=(before.modified, before.modified))
                     os.fsync(fd)
-            made = _lstat(temporary, parent)
+            made = os.stat(temporary, dir_fd=parent, follow_symlinks=False)
             if after is not None and after.kind == before.kind:
-                self._discard(change.path, parent, name, temporary, syscalls.RENAME_EXCHANGE, made)
+                self._discard(change.path, at, new)
             else:
-                _rename(parent, temporary, name, syscalls.RENAME_NOREPLACE)
+                rename_to_free(new, at)
         except BaseException:
-            with suppress(FileNotFoundError):
-                # After an exchange, a file of another program may have the temporary name.
-                if made is None or os.path.samestat(made, _lstat(temporary, parent)):
+            # After an exchange, a file of another program may have the temporary name.
+            if made is None or leads_to(new, made):
+                with suppress(FileNotFoundError):
                     os.unlink(temporary, dir_fd=parent)
             raise
 
-    def _discard(
-        self, path: str, parent: int, name: str, temporary: str, flags: int, new: os.stat_result | None = None
-    ) -> None:
-        """Copy a file, rename it to `temporary` or exchange it with that, the file `new`, and remove it.
+    def _discard(self, path: str, at: Name, new: Name | None) -> None:
+        """Copy a file, and remove it or replace it by the file `new`.
 
         OSError: ESTALE, another program has replaced or written the file since the copy. The file keeps its name.
         """
-        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        fd = os.open(at[1], os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at[0])
         try:
             st = os.fstat(fd)
             self._keep(path, f"/proc/self/fd/{fd}", st)
-            names = (temporary, name) if flags == syscalls.RENAME_EXCHANGE else (name, temporary)
-            _rename(parent, *names, flags)
-            with suppress(FileNotFoundError):  # a file system that exchanges no names has replaced the file
-                moved = _lstat(temporary, parent)
-                if stat.S_ISDIR(moved.st_mode) or _version(moved) != _version(st):
-                    if new is not None and _version(_lstat(name, parent)) == _version(new):
-                        _rename(parent, temporary, name, flags)
-                    else:
-                        return_file((parent, os.fsencode(temporary)), (parent, os.fsencode(name)))
-                    raise OSError(errno.ESTALE, "another program changed the file during the revert; revert again")
-                os.unlink(temporary, dir_fd=parent)
+            if new is None:
+                remove_file(at, (at[0], os.fsencode(_temporary())), partial(_check_version, st))
+            else:
+                replace_file(new, at, partial(_check_version, st))
         finally:
             os.close(fd)
 
@@ -484,23 +484,11 @@ def _temporary() -> str:
     return f".integrity-{secrets.token_hex(8)}"
 
 
-def _lstat(name: str, parent: int) -> os.stat_result:
-    return os.stat(name, dir_fd=parent, follow_symlinks=False)
-
-
-def _version(st: os.stat_result) -> tuple[int, ...]:
-    """Return what a rename leaves as it is, and a write or another file changes."""
-    return st.st_ino, st.st_size, st.st_mtime_ns
-
-
-def _rename(parent: int, old: str, new: str, flags: int) -> None:
-    """Rename in a directory. A file system without `flags` replaces the file `new`. OSError."""
-    try:
-        syscalls.renameat2(parent, os.fsencode(old), parent, os.fsencode(new), flags)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        os.rename(old, new, src_dir_fd=parent, dst_dir_fd=parent)
+def _check_version(st: os.stat_result, at: Name) -> None:
+    """ESTALE: a file was replaced or written since it had the state `st`. A rename changes nothing that is compared."""
+    now = os.stat(at[1], dir_fd=at[0], follow_symlinks=False)
+    if any(getattr(now, field) != getattr(st, field) for field in ("st_mode", "st_ino", "st_size", "st_mtime_ns")):
+        raise OSError(errno.ESTALE, "another program changed the file during the revert; revert again")
 
 
 def _new_directory(path: Path) -> Path:

@@ -175,8 +175,8 @@ def _turn(home: Path, source: str, turn: str, names: list[str], agent: str | Non
         return _existing(home, turn, names, is_turn=True)
     mine = Selection(agent=agent)
     for change in reversed(changes_of_source(home, source)):
-        named = change.turn_name or None if turn != "last" else None if UNDO in change.details else "last"
-        if (change.is_made or change.is_publication) and change in mine and turn == named:
+        is_turn = UNDO not in change.details if turn == "last" else turn != "" and turn == change.turn_name
+        if is_turn and (change.is_made or change.is_publication) and change in mine:
             return change.entry.session, change.turn
     raise UsageError(f"no change of {source} is in a turn named {turn!r}; `bonobofs history PATH` shows the turns")
 

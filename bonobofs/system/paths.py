@@ -1,10 +1,11 @@
-"""Compare paths, open directories without following symlinks, rename without replacing a file, and remove trees."""
+"""Compare paths, open directories without following symlinks, rename and replace files, and remove trees."""
 
 from __future__ import annotations
 
 import errno
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -134,3 +135,55 @@ def return_file(start: Name, end: Name) -> None:
         kept = name[:_KEPT_BYTES].decode(errors="ignore").encode()  # a cut character would make a name that is no UTF-8
         # No other program can foresee the name.
         rename_to_free(start, (directory, b"%s.%s" % (kept, secrets.token_hex(8).encode())))
+
+
+def leads_to(at: Name, st: os.stat_result) -> bool:
+    """Return whether a name leads to the file of a state."""
+    try:
+        return os.path.samestat(os.stat(at[1], dir_fd=at[0], follow_symlinks=False), st)
+    except OSError:
+        return False
+
+
+def exchange(one: Name, other: Name) -> None:
+    """Exchange the files of two names. OSError; EINVAL: the file system, such as NFS, cannot."""
+    syscalls.renameat2(*one, *other, syscalls.RENAME_EXCHANGE)
+
+
+def remove_file(at: Name, temporary: Name, check: Callable[[Name], None]) -> None:
+    """Remove a file, unless another program has replaced or written it. OSError.
+
+    The file is first renamed to `temporary`. If `check` raises an OSError for that name, the file returns.
+    """
+    os.rename(at[1], temporary[1], src_dir_fd=at[0], dst_dir_fd=temporary[0])
+    try:
+        check(temporary)
+        os.unlink(temporary[1], dir_fd=temporary[0])
+    except OSError:
+        return_file(temporary, at)
+        raise
+
+
+def replace_file(new: Name, at: Name, check: Callable[[Name], None]) -> None:
+    """Rename the file `new` onto `at`, unless another program has replaced or written the file there. OSError.
+
+    The names are first exchanged. If `check` raises an OSError for the old file, the exchange is reversed. A file
+    system that cannot exchange names, such as NFS, replaces the file without `check`.
+    """
+    st = os.stat(new[1], dir_fd=new[0], follow_symlinks=False)
+    try:
+        exchange(new, at)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        os.rename(new[1], at[1], src_dir_fd=new[0], dst_dir_fd=at[0])
+        return
+    try:
+        check(new)
+        os.unlink(new[1], dir_fd=new[0])
+    except OSError:
+        if leads_to(at, st):
+            exchange(new, at)
+        else:
+            return_file(new, at)  # a program has saved the file again
+        raise

@@ -18,6 +18,7 @@ import signal
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Unpack
 
@@ -29,7 +30,7 @@ from bonobofs.policy.decision import Code, Denied, Permit, Refused
 from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Request, kind_of
 from bonobofs.state.home import write_text
 from bonobofs.system import syscalls
-from bonobofs.system.paths import Name, rename_to_free, return_file
+from bonobofs.system.paths import Name, exchange, leads_to, remove_file, rename_to_free, replace_file, return_file
 from bonobofs.undo.images import EMPTY, Image, Images
 from bonobofs.undo.plan import SourceRefs
 from bonobofs.undo.preimages import xattrs_of
@@ -288,19 +289,12 @@ class Execution:
         st, temporary = self._stat(step.path), stray_name()
         details = {BY: temporary, INODE: 0 if st is None else st.st_ino}
         with self._change(step, details) as start, self._compared(*start) as file:
-            end = start[0], temporary.encode()
-            os.rename(start[1], end[1], src_dir_fd=start[0], dst_dir_fd=end[0])
-            try:
-                self._unlink_moved(file, end)
-            except OSError:
-                return_file(end, start)
-                raise
+            remove_file(start, (start[0], temporary.encode()), partial(self._check_moved, file))
 
-    def _unlink_moved(self, file: str, end: Name) -> None:
-        """Remove a file that was renamed to a temporary name. ESTALE: it is another file, or a program has written."""
-        _check_same(file, end)
+    def _check_moved(self, file: str, at: Name) -> None:
+        """Check a file that was renamed. ESTALE: it is another file, or a program has written it."""
+        _check_same(file, at)
         self._check_expected(os.stat(file))
-        os.unlink(end[1], dir_fd=end[0])
 
     def _rmdir(self, step: UndoStep) -> None:
         with self._change(step) as (directory, name), self._compared(directory, name):
@@ -317,7 +311,7 @@ class Execution:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
                 _set_state(made, arguments, arguments["xattrs"])
             except OSError:
-                if _is_file(made, (directory, name)):
+                if leads_to((directory, name), os.fstat(made)):
                     with suppress(OSError):  # another program has made a file in it
                         os.rmdir(name, dir_fd=directory)
                 raise
@@ -357,28 +351,10 @@ class Execution:
             else:
                 # Another program may have written while the content was copied.
                 with self._compared(*start) as file:
-                    self._exchange(file, new, start, end)
+                    replace_file(end, start, partial(self._check_moved, file))
         except BaseException:
-            if _is_file(new, end):  # after an exchange, a file of another program may have the name
+            if leads_to(end, os.fstat(new)):  # after an exchange, a file of another program may have the name
                 os.unlink(end[1], dir_fd=end[0])
-            raise
-
-    def _exchange(self, file: str, new: int, start: Name, end: Name) -> None:
-        """Exchange `file` and the new file `new`, and remove `file`. ESTALE: another file has taken its name."""
-        try:
-            _exchange_names(start, end)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            os.rename(end[1], start[1], src_dir_fd=end[0], dst_dir_fd=start[0])  # such as NFS
-            return
-        try:
-            self._unlink_moved(file, end)
-        except OSError:
-            if _is_file(new, start):
-                _exchange_names(start, end)
-            else:
-                return_file(end, start)  # a program has saved the file again
             raise
 
     def _xattrs(self, step: UndoStep, directory: int, name: bytes) -> dict[str, str]:
@@ -420,13 +396,13 @@ class Execution:
             self._compared(*start) as file,
             self._compared(*end, step.arguments.get("other")) if is_exchange else nullcontext() as other,
         ):
-            (_exchange_names if is_exchange else rename_to_free)(start, end)
+            (exchange if is_exchange else rename_to_free)(start, end)
             try:
                 _check_same(file, end)
                 if other is not None:
                     _check_same(other, start)
             except OSError:
-                (_exchange_names if is_exchange else return_file)(end, start)
+                (exchange if is_exchange else return_file)(end, start)
                 raise
             self._check_arrival(step, start, end)
 
@@ -458,7 +434,7 @@ class Execution:
             if self._is_linked(step):
                 os.unlink(name, dir_fd=directory)
         else:
-            (_exchange_names if step.do == "exchange" else return_file)(end, start)
+            (exchange if step.do == "exchange" else return_file)(end, start)
 
     def _link(self, step: UndoStep) -> None:
         of = step.arguments["of"]
@@ -481,7 +457,7 @@ class Execution:
                         os.chown(file, step.arguments["uid"], step.arguments["gid"])
                     os.utime(file, ns=(mtime, mtime))
                 except OSError:
-                    if _is_file(fd, (directory, name)):
+                    if leads_to((directory, name), os.fstat(fd)):
                         os.unlink(name, dir_fd=directory)
                     raise
 
@@ -665,17 +641,6 @@ def _check_same(file: str, at: Name) -> None:
     """ESTALE: a name leads to another file."""
     if not os.path.samestat(os.stat(file), os.stat(at[1], dir_fd=at[0], follow_symlinks=False)):
         raise _changed()
-
-
-def _is_file(fd: int, at: Name) -> bool:
-    """Return whether a name leads to an open file."""
-    with suppress(OSError):
-        return os.path.samestat(os.fstat(fd), os.stat(at[1], dir_fd=at[0], follow_symlinks=False))
-    return False
-
-
-def _exchange_names(start: Name, end: Name) -> None:
-    syscalls.renameat2(*start, *end, syscalls.RENAME_EXCHANGE)
 
 
 @contextmanager

@@ -13,6 +13,15 @@ import pytest
 from tests.support.commands import bonobofs, environment
 from tests.support.mount_fixtures import MakePlace, Place
 
+_TEXTS = {
+    "crlf": (b"one\r\ntwo\r\n", b"one\ntwo\n"),
+    "without end": (b"x\n", b"x"),
+    "with end": (b"x", b"x\n"),
+    "feed": (b"p\x0cq\nr\x1ds\n", b"p\x0cq2\nr\x1ds\n"),
+    "controls": (b"\t\\n\x1b[31m\rold\xff\n", b"\t\\n\x1b[31m\rnew\xff\n"),
+    "comments": (b"-- a\n-- b\n@@ c\n", b"++ a\n++ b\n@@ c\n"),
+}
+"""Contents before and after, by name."""
 _NAMES = ["plain", "with space", 'quote " and \\', "new\nline", "tab\tname", "é", "\udcff", "sub/deep"]
 
 
@@ -29,12 +38,8 @@ def _contents(path: Path) -> dict[str, tuple[str, object]]:
 
 def _change(directory: Path) -> None:
     """Make changes of texts of every kind."""
-    (directory / "crlf").write_bytes(b"one\ntwo\n")
-    (directory / "without end").write_bytes(b"x")
-    (directory / "with end").write_bytes(b"x\n")
-    (directory / "feed").write_bytes(b"p\x0cq2\nr\x1ds\n")
-    (directory / "controls").write_bytes(b"\t\\n\x1b[31m\rnew\xff\n")
-    (directory / "comments").write_bytes(b"++ a\n++ b\n@@ c\n")
+    for name, (_, text) in _TEXTS.items():
+        (directory / name).write_bytes(text)
     (directory / "removed").unlink()
     (directory / "emptied").write_bytes(b"")
     (directory / "link").unlink()
@@ -63,12 +68,8 @@ def _make(directory: Path) -> None:
     (directory / "sub").mkdir(parents=True)
     for name in ("mode", "mode then text", "text then mode"):
         (directory / name).write_bytes(b"old\n")
-    (directory / "crlf").write_bytes(b"one\r\ntwo\r\n")
-    (directory / "without end").write_bytes(b"x\n")
-    (directory / "with end").write_bytes(b"x")
-    (directory / "feed").write_bytes(b"p\x0cq\nr\x1ds\n")
-    (directory / "controls").write_bytes(b"\t\\n\x1b[31m\rold\xff\n")
-    (directory / "comments").write_bytes(b"-- a\n-- b\n@@ c\n")
+    for name, (text, _) in _TEXTS.items():
+        (directory / name).write_bytes(text)
     for name in ("removed", "emptied", "gone"):
         (directory / name).write_bytes(b"old\n")
     (directory / "link").symlink_to("target")
