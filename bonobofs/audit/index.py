@@ -216,7 +216,7 @@ class AuditIndex:
     def catch_up(self, may_continue: Callable[[], bool] = lambda: True) -> Progress:
         """Read the new entries of each trail up to its present end. StateError.
 
-        `may_continue` is called between transactions and while the lock is not free. False ends the update early.
+        `may_continue` is called after each transaction and while the lock is not free. False ends the update early.
         """
         entries, redone, gone, unread = 0, [], [], []
         with locked_if_free(self._home / "index.lock", retry=may_continue) as is_locked:
@@ -225,6 +225,8 @@ class AuditIndex:
             known = self._tables.cursors(self._name)
             for path in trails_in(self._home / "trails"):
                 cursor = known.pop(path.stem, None)
+                if entries and not may_continue():
+                    continue
                 try:
                     look = _file_state(path)
                     if cursor is not None and self._indexed.get(path.stem) == (look, cursor):
@@ -291,10 +293,10 @@ class AuditIndex:
         The next update reads entries that are added meanwhile, so that a busy writer does not delay the other trails.
         """
         entries = 0
-        while cursor.offset < end and may_continue():
+        while cursor.offset < end:
             count, cursor = self._read(path, cursor)
             entries += count
-            if not count:
+            if not count or not may_continue():
                 break
         return entries, cursor
 

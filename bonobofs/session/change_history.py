@@ -79,11 +79,11 @@ def history(home: Path, sessions: Sequence[Session], path: str, most: int) -> Hi
 
 
 def update_index(home: Path, seconds: float) -> None:
-    """Bring the search index up to date, as far as the time allows. StateError."""
+    """Bring the search index up to date, as far as the time allows, at least by one batch. StateError."""
     from bonobofs.session.retention import open_index  # noqa: PLC0415 - it loads the database
 
-    deadline = time.monotonic() + seconds
     with open_index(home) as index:
+        deadline = time.monotonic() + seconds
         index.catch_up(lambda: time.monotonic() < deadline)
 
 

@@ -262,6 +262,18 @@ def test_a_stop_request_ends_the_wait_for_another_reader(create: Create, home: P
     assert index.catch_up().entries == 2
 
 
+def test_each_update_of_an_ended_time_reads_one_batch(create: Create, home: Path, tables: IndexTables) -> None:
+    """So that an index that is always updated for a short time becomes complete."""
+    trails = [create(home / "trails", name) for name in "ab"]
+    for trail in trails:
+        for number in range(3):
+            change(trail, f"f{number}")
+        trail.flush()
+    index = AuditIndex(home, "here", tables, batch=2)
+    updates = [index.catch_up(lambda: False).entries for _ in range(7)]
+    assert updates == [2, 2, 2, 2, 2, 2, 0]
+
+
 def test_a_trail_replaced_at_the_same_size_is_reported(create: Create, home: Path, index: AuditIndex) -> None:
     """Also to a reader that has just read it."""
     change(trail := create(home / "trails"), "plan")  # which no hash can hold
