@@ -423,8 +423,8 @@ def measure(plan: Plan) -> dict[str, Any]:
     trail.close()
     shutil.rmtree(base)
     own = "bonobofs" if build() == "pure Python" else "compiled"
-    others = (name for name in plan.worlds if name not in ("bonobofs", "compiled", "mfusepy"))
-    worlds = {name: WORLDS[name] for name in (own, *others)} | FLOORS
+    others = (name for name in plan.worlds if name not in ("bonobofs", "compiled", "mfusepy", *FLOORS))
+    worlds = {name: WORLDS[name] for name in (own, *others, *FLOORS)}
     for _ in range(plan.rounds):
         for name in ("write", "files", "untar", "compileall", "find", "grep"):
             for world, mounted in worlds.items():

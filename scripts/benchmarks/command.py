@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks import peers, table, trees
 from benchmarks.plan import BenchError, Plan
 from benchmarks.workloads import ROWS, WORKLOADS
-from benchmarks.worlds import WORLDS, import_path, unmount
+from benchmarks.worlds import FLOORS, WORLDS, import_path, unmount
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 PURPOSE = """\
@@ -62,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ROW,…",
         help="rows of --list, workloads, or the groups git, memory and parallel (all but the slow memory-million)",
     )
-    add("--worlds", default=",".join(WORLDS), metavar="WORLD,…", help=f"of {', '.join(WORLDS)}; native always")
+    worlds = ",".join(world for world in WORLDS if world not in FLOORS)
+    about = f"native always, and of {', '.join(WORLDS)} (all but the floors)"
+    add("--worlds", default=worlds, metavar="WORLD,…", help=about)
     add("--tree", action="append", metavar="TREE", help="generated, stdlib or a directory; repeatable (generated)")
     add("--user", action="append", metavar="USER", help="measure as this user, name or uid; repeatable (yourself)")
     add("--scale", type=float, default=1.0, metavar="F", help="multiply all counts and sizes, to try things out (1)")

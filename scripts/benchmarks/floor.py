@@ -1,16 +1,18 @@
 """A FUSE server that answers each request at once from a table in memory, without source, policy and log.
 
 No server in this interpreter is faster, so its time is the part of an operation that no server can save: the program,
-the kernel, and the wake-up of the server and of the program. It knows only the requests of the rows of the breakdown.
+the kernel, and the wake-up of the server and of the program. It knows only the requests of the workloads, and keeps
+no content that is written.
 
-Usage: floor.py SOURCE MOUNTPOINT polls|sleeps (it stays in the foreground). It reads `tree` and `out` of SOURCE before
-it mounts. Between requests it polls, or sleeps.
+Usage: floor.py SOURCE MOUNTPOINT polls|sleeps (it stays in the foreground). It reads SOURCE before it mounts. Between
+requests it polls, or sleeps.
 """
 
 from __future__ import annotations
 
 import errno
 import gc
+import mmap
 import os
 import select
 import stat
@@ -26,52 +28,63 @@ from bonobofs.fuse.kernel_transport import KernelTransport, mount
 
 FOREVER = (86_400, 86_400, 0, 0)
 OPENED = p.OPEN_OUT.pack(0, p.OPEN_KEEP_CACHE | p.OPEN_NOFLUSH, 0)
+NOTHING = memoryview(b"")
+LARGE = 1 << 20
 NO_ENTRY = p.ENTRY_OUT.pack(0, 0, *FOREVER) + bytes(p.ATTR.size)
 
 
+def content_of(path: bytes, size: int) -> memoryview:
+    """The content of a file. A large one stays in the page cache."""
+    with open(path, "rb") as file:
+        if size < LARGE:
+            return memoryview(file.read())
+        return memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ))
+
+
 class Floor:
-    """The names, modes and contents of the files by node id."""
+    """The names, attributes and contents of the files by node id."""
 
     def __init__(self) -> None:
-        self.modes = {p.ROOT_ID: stat.S_IFDIR | 0o755}
+        self.attrs: dict[int, bytes] = {}
+        self.kinds: dict[int, int] = {}
         self.names: dict[int, dict[bytes, int]] = {p.ROOT_ID: {}}
-        self.contents: dict[int, bytes] = {}
+        self.contents: dict[int, memoryview] = {}
         self.last = p.ROOT_ID
 
     def load(self, node: int, directory: bytes) -> None:
-        """Add the files below `directory`, except symlinks."""
+        """Add the attributes of a directory as those of `node`, and all that is in the directory."""
+        self.attrs[node] = p.pack_attr(os.stat(directory))
         for name in sorted(os.listdir(directory)):
             path = os.path.join(directory, name)
-            mode = os.lstat(path).st_mode
-            if stat.S_ISLNK(mode):
-                continue
-            self.add(node, name, mode)
-            number = self.last
-            if stat.S_ISDIR(mode):
-                self.load(number, path)
+            status = os.lstat(path)
+            self.add(node, name, status.st_mode, p.pack_attr(status))
+            if stat.S_ISDIR(status.st_mode):
+                self.load(self.last, path)
+            elif stat.S_ISLNK(status.st_mode):
+                self.contents[self.last] = memoryview(os.readlink(path))
             else:
-                with open(path, "rb") as file:
-                    self.contents[number] = file.read()
+                self.contents[self.last] = content_of(path, status.st_size)
 
-    def read(self, node: int, body: memoryview) -> bytes:
+    def read(self, node: int, body: memoryview) -> memoryview:
         _, offset, size, *_ = p.READ_IN.unpack_from(body)
-        return self.contents.get(node, b"")[offset : offset + size]
-
-    def attr(self, node: int) -> bytes:
-        size, owner = len(self.contents.get(node, b"")), (os.geteuid(), os.getegid())
-        return p.ATTR.pack(node, size, 0, 1, 1, 1, 0, 0, 0, self.modes[node], 1, *owner, 0, 4096, 0)
+        return self.contents.get(node, NOTHING)[offset : offset + size]
 
     def entry(self, node: int) -> bytes:
-        return p.ENTRY_OUT.pack(node, 0, *FOREVER) + self.attr(node)
+        return p.ENTRY_OUT.pack(node, 0, *FOREVER) + self.attrs[node]
 
     def create(self, form: Struct, index: int, kind: int, node: int, body: memoryview) -> bytes:
         """Serve a request with the structure `form`, whose value `index` is the mode."""
-        (name,) = p.strings(body[form.size :], 1)
-        return self.add(node, name, form.unpack_from(body)[index] | kind)
+        return self.make(node, body[form.size :], form.unpack_from(body)[index] | kind)
 
-    def add(self, parent: int, name: bytes, mode: int) -> bytes:
+    def make(self, parent: int, names: memoryview, mode: int) -> bytes:
+        """Add an empty file, directory or symlink with the first of `names`."""
+        owner = os.geteuid(), os.getegid()
+        attr = p.ATTR.pack(self.last + 1, 0, 0, 1, 1, 1, 0, 0, 0, mode, 1, *owner, 0, 4096, 0)
+        return self.add(parent, p.strings(names, 1)[0], mode, attr)
+
+    def add(self, parent: int, name: bytes, mode: int, attr: bytes) -> bytes:
         self.last += 1
-        self.modes[self.last] = mode
+        self.attrs[self.last], self.kinds[self.last] = attr, mode >> 12
         self.names[parent][name] = self.last
         if stat.S_ISDIR(mode):
             self.names[self.last] = {}
@@ -82,7 +95,7 @@ class Floor:
         begin, size = p.READ_IN.unpack_from(body)[1:3]
         found, length = [], 0
         for at, (name, number) in enumerate(list(self.names[node].items())[begin:], begin + 1):
-            entry = p.DIRENT.pack(number, at, len(name), self.modes[number] >> 12) + name
+            entry = p.DIRENT.pack(number, at, len(name), self.kinds[number]) + name
             entry = self.entry(number) + entry + bytes(-len(entry) % 8)
             length += len(entry)
             if length > size:
@@ -95,7 +108,7 @@ class Floor:
         return NO_ENTRY if number is None else self.entry(number)
 
     def show(self, node: int, _: memoryview) -> bytes:
-        return p.ATTR_OUT.pack(FOREVER[0], 0, 0) + self.attr(node)
+        return p.ATTR_OUT.pack(FOREVER[0], 0, 0) + self.attrs[node]
 
     def rename(self, form: Struct, node: int, body: memoryview) -> bytes:
         old, new = p.strings(body[form.size :], 2)
@@ -107,7 +120,7 @@ class Floor:
         return b""
 
 
-def handlers(floor: Floor) -> dict[int, Callable[[int, memoryview], bytes]]:
+def handlers(floor: Floor) -> dict[int, Callable[[int, memoryview], bytes | memoryview]]:
     o = p.Opcode
     create = partial(floor.create, p.CREATE_IN, 1, 0)
     return {
@@ -116,7 +129,8 @@ def handlers(floor: Floor) -> dict[int, Callable[[int, memoryview], bytes]]:
         o.SETATTR: floor.show,
         o.CREATE: lambda node, body: create(node, body) + OPENED,
         o.MKDIR: partial(floor.create, p.MKDIR_IN, 0, stat.S_IFDIR),
-        o.SYMLINK: lambda node, body: floor.add(node, p.strings(body, 1)[0], stat.S_IFLNK | 0o777),
+        o.SYMLINK: lambda node, body: floor.make(node, body, stat.S_IFLNK | 0o777),
+        o.READLINK: lambda node, _: floor.contents[node],
         o.READ: floor.read,
         o.WRITE: lambda _, body: p.WRITE_OUT.pack(p.WRITE_IN.unpack_from(body)[2], 0),
         o.RENAME: partial(floor.rename, p.RENAME_IN),
@@ -151,14 +165,12 @@ def serve(fd: int, poll: select.poll, wait: int | None, floor: Floor) -> None:
             os.write(fd, p.OUT_HEADER.pack(p.OUT_SIZE, -error, unique))
         else:
             reply = handler(node, view[p.IN_SIZE : length])
-            os.write(fd, p.OUT_HEADER.pack(p.OUT_SIZE + len(reply), 0, unique) + reply)
+            os.writev(fd, [p.OUT_HEADER.pack(p.OUT_SIZE + len(reply), 0, unique), reply])
 
 
 def main(source: str, mountpoint: str, between: str) -> None:
     floor = Floor()
-    for name in (b"tree", b"out"):
-        floor.add(p.ROOT_ID, name, stat.S_IFDIR | 0o755)
-        floor.load(floor.last, os.path.join(os.fsencode(source), name))
+    floor.load(p.ROOT_ID, os.fsencode(source))
     gc.freeze()
     gc.disable()
     fd = mount(source, mountpoint, os.open(source, os.O_RDONLY), allow_other=False, devices=False)

@@ -167,9 +167,6 @@ def _floor_beside(plan: Plan) -> Iterator[Path]:
 World = Callable[[Plan], contextlib.AbstractContextManager[Path]]
 """Mounts the plan's source, gives the directory to work in, unmounts."""
 
-FLOORS: dict[str, World] = {"floor": _served_by(_floor("polls")), "floor beside": _floor_beside}
-"""They answer at once, from memory; for `benchmarks.breakdown` alone."""
-
 WORLDS: dict[str, World] = {
     "native": _native,
     "bonobofs": bonobofs,
@@ -177,7 +174,11 @@ WORLDS: dict[str, World] = {
     "mergerfs": _served_by(_mergerfs),
     "bindfs": _served_by(_bindfs),
     "mfusepy": _served_by(_mfusepy),
+    "floor": _served_by(_floor("polls")),
+    "floor beside": _floor_beside,
 }
+FLOORS = ("floor", "floor beside")
+"""They answer at once, from memory: the least time of a server in this interpreter."""
 
 
 def mounts_below(directory: Path) -> list[str]:
