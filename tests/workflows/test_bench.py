@@ -24,16 +24,16 @@ def work(tmp_path: Path) -> Path:
     return directory
 
 
-def test_bench_measures_both_worlds_and_leaves_no_mount(work: Path, tmp_path: Path) -> None:
+def test_bench_measures_the_worlds_and_leaves_no_mount(work: Path, tmp_path: Path) -> None:
     """One round of a reading and a writing row gives a table and every single time."""
     kept = tmp_path / "figures.json"
-    done = bench("--rows", "open,create", "--worlds", "native,bonobofs", "--json", str(kept), work=work)
+    done = bench("--rows", "open,create", "--worlds", "native,bonobofs,floor", "--json", str(kept), work=work)
     assert done.returncode == 0, done.stderr
     assert "| open(ro)+close p50 |" in done.stdout
     (run,) = json.loads(kept.read_text())["runs"]
     assert set(run["times"]) == {"open", "create"}
     for times in run["times"].values():
-        assert set(times) == {"native", "bonobofs"}
+        assert set(times) == {"native", "bonobofs", "floor"}
         assert all(len(rounds) == 1 and rounds[0] > 0 for rounds in times.values())
     assert not list(work.iterdir())
     assert str(work) not in Path("/proc/self/mountinfo").read_text()
