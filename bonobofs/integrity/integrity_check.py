@@ -394,8 +394,12 @@ class _TreeReverter:
         before, after = change.before, change.after
         assert before is not None
         if before.kind == "directory":
-            with suppress(FileExistsError):
+            try:
                 os.mkdir(name, 0o700, dir_fd=parent)
+            except FileExistsError:
+                pass
+            else:
+                _give(parent, name, before.owner)
             self._set_mode(parent, name, before)
         elif after is not None and after.hash == before.hash and after.kind == before.kind == "file":
             self._set_mode(parent, name, before)
@@ -478,6 +482,17 @@ class _TreeReverter:
             os.fdopen(os.open(new, _WRITTEN, 0o600, dir_fd=directory), "wb") as copy,
         ):
             copy.writelines(blocks(source.fileno(), st.st_size))
+
+
+def _give(parent: int, name: str, owner: tuple[int, int]) -> None:
+    """Give a new directory its former owner, as far as this process may. Only root may give a file away."""
+    fd = os.open(name, _DIRECTORY, dir_fd=parent)
+    try:
+        if os.fstat(fd).st_uid == os.geteuid():  # no other program has put its own directory there
+            with suppress(PermissionError):
+                os.fchown(fd, *owner)
+    finally:
+        os.close(fd)
 
 
 def _temporary() -> str:

@@ -128,15 +128,19 @@ class ProtectedRun:
         self._violated = False
 
     def begin(self, root: Path, session: str) -> None:
-        """Capture the state before the command. UsageError, IntegrityError, OSError: the command must not run."""
+        """Capture the state before the command. BonobofsError, OSError: the command must not run."""
         if self._protection is None:
             return
         self._run_id, self._session = new_run_id(), session
         check = IntegrityCheck(root, self._protection.directories)
         check.check_artifacts(self._protection.artifacts)
-        self._protection.artifacts.mkdir(parents=True, exist_ok=True)
-        # The command can replace the directory, and the violation must not follow a symlink of the command.
-        self._artifacts = os.open(self._protection.artifacts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        artifacts = self._protection.artifacts
+        try:
+            artifacts.mkdir(parents=True, exist_ok=True)
+            # The command can replace the directory, and the violation must not follow a symlink of the command.
+            self._artifacts = os.open(artifacts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise UsageError(f"--artifacts: {artifacts} cannot be used: {error.strerror}; name a directory") from error
         self._snapshot = _save(self._home, check)
 
     def status(self, status: int) -> int:

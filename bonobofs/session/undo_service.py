@@ -159,7 +159,12 @@ def selection(  # noqa: PLR0913 - the options of the commands
     agent: str | None = None,
 ) -> Selection:
     """Return the selection that options name. `turn` is `SESSION:NUMBER`, a name or `last`. UsageError."""
-    names = [session.session for session in sessions_of(home, source)]
+    sessions = sessions_of(home, source)
+    names = [session.session for session in sessions]
+    agents = {session.agent for session in sessions}
+    if agent is not None and agent not in agents.union(session.agent_id for session in sessions):
+        known = f"known are {', '.join(sorted(agents))}" if agents else "it has no sessions"
+        raise UsageError(f"no session of {source} is of an agent {agent!r}; {known}")
     return Selection(
         None if of_session is None else session_named(home, of_session).session,
         None if change is None else _existing(home, change, names),
@@ -442,6 +447,8 @@ def as_document(result: UndoResult) -> dict[str, Any]:
 
 def show(home: Path, name: str) -> dict[str, Any]:
     """Return one change as JSON data, with the states of the file and the lines of its diff. UsageError."""
+    if not ID.fullmatch(name):
+        parse_id(name, ())
     owner = session_named(home, name.partition(":")[0])
     session, number = parse_id(name, [owner.session])
     sessions = sessions_of(home, owner.source)
@@ -479,14 +486,17 @@ def differences_of(home: Path, source: str, selected: Selection) -> list[FileDif
 
 
 def _changes_of_files(home: Path, sessions: Sequence[Session], chosen: Sequence[Change]) -> list[Change]:
-    """Return all changes of the paths of some changes by time."""
+    """Return by time all changes of the paths of some changes, and of the paths to which renames moved their files."""
     paths = {path for change in chosen for path in change.paths}
     names = [session.session for session in sessions]
-    if not paths:
-        return []
-    if len(paths) > _MOST_PATHS:
-        return all_changes(trail_path(home, name) for name in names)
-    return sorted(find_changes(home, names, PathQuery(paths)).changes, key=moment_of_change)
+    while 0 < len(paths) <= _MOST_PATHS:
+        found = sorted(find_changes(home, names, PathQuery(paths)).changes, key=moment_of_change)
+        made = (change for change in found if change.is_made)
+        moved_to = {change.new_path_of(path) for change in made for path in paths.intersection(change.paths)} - {None}
+        if moved_to <= paths:
+            return found
+        paths.update(filter(None, moved_to))
+    return all_changes(trail_path(home, name) for name in names) if paths else []
 
 
 def difference_document(difference: FileDifference, *, stat: bool) -> dict[str, Any]:

@@ -152,6 +152,15 @@ class Change(NamedTuple):
         to = self.details.get("to")
         return [self.path, to] if isinstance(to, str) else [self.path]
 
+    def new_path_of(self, path: str) -> str | None:
+        """Return the path to which a rename moved the file of a path; None: it moved no such file."""
+        to = self.details.get("to")
+        if self.operation != Operation.RENAME or not isinstance(to, str):
+            return None
+        if path == self.path:
+            return to
+        return self.path if path == to and self.details.get("exchange") else None
+
     @property
     def bytes(self) -> int:
         """Number of bytes written."""
@@ -331,6 +340,8 @@ class Restoration(NamedTuple):
     """Change time of the new inode then, in nanoseconds. A file that is born later has only reused its number."""
     inos: set[int]
     """The inode numbers that the file had before."""
+    change: str
+    """Id of the undo's change."""
 
 
 def restored_files(changes: Iterable[Change]) -> dict[int, list[Restoration]]:
@@ -345,7 +356,8 @@ def restored_files(changes: Iterable[Change]) -> dict[int, list[Restoration]]:
         old = original.replaced if change.path == original.details.get("to") else original.before
         if old is not None and old.kind is change.after.kind:
             earlier = (restoration.inos for restoration in found.get(old.ino, ()))
-            found.setdefault(change.after.ino, []).append(Restoration(change.after.ctime, {old.ino}.union(*earlier)))
+            restoration = Restoration(change.after.ctime, {old.ino}.union(*earlier), change.id)
+            found.setdefault(change.after.ino, []).append(restoration)
     return found
 
 

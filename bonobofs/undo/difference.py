@@ -78,7 +78,8 @@ class FileDifference(NamedTuple):
             note = before.note or after.note
             return [f"diff {old} {new}", f"# {note}" if note else f"Binary files {old} and {new} differ"]
         if is_change and stat.S_ISLNK(before.mode) != stat.S_ISLNK(after.mode):
-            return [*self._replace(after=ABSENT).unified(), *self._replace(before=ABSENT).unified()]
+            removed = self._replace(path=self.old_path, after=ABSENT)
+            return [*removed.unified(), *self._replace(old_path=self.path, before=ABSENT).unified()]
         head = [f"diff --git {old} {new}"]
         if not is_change:
             head += [f"deleted file mode {before.git_mode}" if before.exists else f"new file mode {after.git_mode}"]
@@ -108,7 +109,8 @@ def differences(
 ) -> list[FileDifference]:
     """Return what the selected changes did to each path. `later` are all changes since the first of them, by time.
 
-    The content after the changes is the pre-image of the next change of the path, else that of the file on the disk.
+    `later` needs only the changes of the paths of the selected changes, and of the paths to which their files were
+    renamed. The content after the changes is the pre-image of the next change of the file, else that on the disk.
     """
     first: dict[str, Change] = {}
     last: dict[str, Change] = {}
@@ -125,7 +127,7 @@ def differences(
         if isinstance(to, str) and change.operation == Operation.RENAME and not change.details.get("exchange"):
             origin[to] = origin.pop(change.path, change.path)
     found = [_directory_rename(change) for change in selected if _is_directory_rename(change)]
-    contents = _Contents(source, images, _by_path(later), set(first))
+    contents = _Contents(source, images, _by_path(later))
     for path in sorted(first):
         before, after = contents.before(first[path], path), contents.after(last[path], path)
         difference, old = FileDifference(path, path, before, after, names[path]), origin.get(path, path)
@@ -145,14 +147,11 @@ class _Contents(NamedTuple):
     source: Path
     images: Images
     following: Mapping[str, list[tuple[int, Change]]]
-    paths: set[str]
-    """The paths of the selected changes. A content is followed through renames to these paths only, because `following`
-    may lack changes of other paths."""
 
     def before(self, change: Change, path: str) -> Content:
         """Return the content of a path before a change."""
-        while change.operation == Operation.RENAME and path == change.path and change.details.get("to") in self.paths:
-            path = change.details["to"]  # a rename changes no content
+        while (new_path := change.new_path_of(path)) is not None:
+            path = new_path  # a rename changes no content
             following = self._next(change, path)
             if isinstance(following, Content):
                 return following

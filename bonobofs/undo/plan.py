@@ -108,6 +108,19 @@ class Record(NamedTuple):
         attributes = cache(partial(attribute_changes, changes, keys))
         return cls(restored_files(changes), keys, publishers(changes), ends_by_directory(changes), attributes)
 
+    def earlier_inos(self, change: Change, state: FileState) -> set[int]:
+        """Return the inode numbers that the file had before earlier undos restored it. `state`: that of the change."""
+        found: set[int] = set()
+        for each in self.restored.get(state.ino, ()):
+            if state.kind is Kind.DIRECTORY:  # it has no keys
+                is_same = each.ctime <= state.ctime
+            else:
+                common = set(self.keys.get(change.id, ())).intersection(self.keys.get(each.change, ()))
+                is_same = any(key.startswith(f"ino:{state.ino}.") for key in common)
+            if is_same:
+                found |= each.inos
+        return found
+
 
 def plan(
     source: Path, changes: Sequence[Change], record: Record, images: Images, refs: SourceRefs, judge: Judge | None
@@ -346,7 +359,7 @@ class _Planner:
         if (before.size, before.mtime, before.ino) != (after.size, after.mtime, after.ino):
             node.size, node.mtime = before.size, before.mtime
             if before.ino != after.ino:
-                node.inos.add(before.ino)
+                node.inos.update({before.ino}, self._record.earlier_inos(change, before))
             self._set_attributes(change.path, node, before, after, steps=False)
             self._write(change, change.path, node)
         self._set_attributes(change.path, node, before, after)
@@ -526,6 +539,7 @@ class _Planner:
         """Put back a file, directory or symlink that has no name any more, or lost this one."""
         attributes = {"mode": state.permissions, "uid": state.uid, "gid": state.gid, "mtime": state.mtime}
         node = FileNode(state)
+        node.inos.update(self._record.earlier_inos(change, state))
         if state.kind in (Kind.FILE, Kind.SYMLINK) and state.links > 1:
             other = self._tree.path_of(state)
             node = self._tree.find(other) if other is not None else None  # type: ignore[assignment]
@@ -594,8 +608,8 @@ class _Planner:
     ) -> None:
         """Set the mode, owner and time that a change has set to their old values.
 
-        A file may have them already: a restored content came with them, or a batch of writes had changed them. It is a
-        conflict if another change has set them back.
+        The file may already have the old values, from the restored content or from a batch of writes. It is a conflict
+        if another change gave it these values.
         """
         if (before.uid, before.gid) != (after.uid, after.gid):
             if (node.uid, node.gid) == (after.uid, after.gid):

@@ -69,6 +69,8 @@ class UndoStep:
         values = {**self.document(), **self.arguments}
         if not all(isinstance(values[name], kind) for name, kind in kinds.items()):
             raise ValueError(self.do)
+        if any("\0" in path for path in self.paths):
+            raise ValueError("paths")
 
     def document(self) -> dict[str, Any]:
         """Return the step as JSON data."""

@@ -49,7 +49,7 @@ class FileNode:
         self.born: Final = born
         """When the inode was created, in nanoseconds; 0: unknown."""
         self.inos: Final[set[int]] = set()
-        """Further inode numbers that the record has for it: a restored file gets another one."""
+        """Inode numbers that the file had before undos restored it."""
         self.links = max(state.links, 1)
         self.real: Final = real
         """Path on the disk; None: the undo creates it."""

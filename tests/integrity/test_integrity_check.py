@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -564,3 +565,15 @@ assert check.revert(), check.revert_error
         assert picture(root / "okrs") == before
         step += 1
     assert step > 5
+
+
+def test_root_returns_a_removed_directory_to_its_owner(root: Path) -> None:
+    for path in (root / "okrs/q1", root / "okrs/q1/team.yml"):
+        os.chown(path, 65534, 65533)
+    check = IntegrityCheck(root)
+    check.capture_before()
+    shutil.rmtree(root / "okrs/q1")
+    check.capture_after()
+    check.revert()
+    for path in (root / "okrs/q1", root / "okrs/q1/team.yml"):
+        assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65533)

@@ -98,6 +98,15 @@ def test_artifacts_in_a_protected_directory_stop_the_run(box: Box) -> None:
     assert not (box.source / "okrs/art").exists()
 
 
+@pytest.mark.parametrize("name", ["file", "file/below", "/proc/x"])
+def test_artifacts_that_are_no_directory_stop_the_run(box: Box, name: str) -> None:
+    (box.top / "file").touch()
+    ran = box.run("touch", "ran.md", options=("--protect", "okrs", "--artifacts", str(box.top / name)))
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+    assert "cannot be used: " in ran.stderr
+    assert not (box.source / "ran.md").exists()
+
+
 def test_unusable_artifacts_keep_the_snapshot_for_another_revert(box: Box) -> None:
     """A directory has the name of violation.json, so the file cannot be written."""
     (box.top / "artifacts/violation.json").mkdir(parents=True)

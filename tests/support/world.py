@@ -178,7 +178,10 @@ class World:
         assert self.session.pid is not None
         assert self.session.starttime is not None
         processes.send(self.session.pid, self.session.starttime, number)
-        assert processes.wait_for_end(self.session.pid, self.session.starttime, 30)
+        if not processes.wait_for_end(self.session.pid, self.session.starttime, 30):
+            threads = Path(f"/proc/{self.session.pid}/task").glob("*")
+            stacks = {each.name: (each / "stack").read_text() for each in threads}
+            raise AssertionError(f"the server does not end; the kernel's stacks of its threads are {stacks}")
 
     def clear(self) -> list[str]:
         """End every process and mount that is left, by force if necessary, and return what should not

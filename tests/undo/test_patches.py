@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bonobofs.system import syscalls
 from tests.support.commands import bonobofs, environment
 from tests.support.mount_fixtures import MakePlace, Place
 
@@ -152,3 +154,38 @@ def test_a_file_that_was_renamed_often_is_one_rename(own_place: MakePlace) -> No
         " old",
         "+more",
     ]
+
+
+def test_a_difference_follows_a_file_that_replaced_another_one(own_place: MakePlace, tmp_path: Path) -> None:
+    """As editors and `sed -i` save a file. The rename is in another turn."""
+    (source := tmp_path / "source").mkdir()
+    (source / "a").write_text("old\n")
+    place = own_place()
+    bonobofs("mark", "write", cwd=place.path)
+    (place.path / "b").write_text("new\n")
+    bonobofs("mark", "save", cwd=place.path)
+    (place.path / "b").rename(place.path / "a")
+    bonobofs("mark", "exchange", cwd=place.path)
+    (place.path / "b").write_text("other\n")
+    names = os.fsencode(place.path / "a"), os.fsencode(place.path / "b")
+    syscalls.renameat2(-100, names[0], -100, names[1], syscalls.RENAME_EXCHANGE)
+    selections: tuple[tuple[str | Path, ...], ...] = (("--path", source), ())
+    for options in selections:
+        result = bonobofs("diff", "--turn", "write", *options, cwd=place.path)
+        assert result.returncode == 0, result.stderr
+        lines = result.stdout.splitlines()
+        assert [line for line in lines if line[0] in "+-"] == ["--- /dev/null", "+++ b/b", "+new"]
+    created = json.loads(bonobofs("history", source / "b", "--json").stdout)[-1]["change"]
+    assert json.loads(bonobofs("show", created, "--json").stdout)["diff"][-1] == "+new"
+
+
+def test_a_renamed_file_that_became_a_symlink_is_applied(own_place: MakePlace, tmp_path: Path) -> None:
+    (source := tmp_path / "source").mkdir()
+    (source / "a").write_text("text\n")
+    shutil.copytree(source, tmp_path / "other")
+    place = own_place()
+    (place.path / "a").rename(place.path / "b")
+    (place.path / "b").unlink()
+    (place.path / "b").symlink_to("target")
+    subprocess.run(["git", "apply"], input=_patch_of(place), cwd=tmp_path / "other", env=environment(), check=True)
+    assert _contents(tmp_path / "other") == _contents(source)

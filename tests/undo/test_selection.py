@@ -67,6 +67,19 @@ def test_an_id_that_names_no_change_is_an_error(changed: Place, number: str) -> 
     assert (changed.source / "a").read_text() == "first\n"
 
 
+@pytest.mark.parametrize("name", ["", "1:", ":", "last"])
+def test_a_text_that_is_no_id_shows_the_form_of_ids(changed: Place, name: str) -> None:
+    assert "ids such as 3d1fbd0c:17" in bonobofs("show", name).stderr
+
+
+@pytest.mark.parametrize("name", ["alic", "", "\udcff"])
+def test_an_agent_without_a_session_is_an_error(changed: Place, name: str) -> None:
+    result = bonobofs("undo", "--agent", name, "--path", changed.source)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "known are alice" in result.stderr
+    assert (changed.source / "a").exists()
+
+
 def test_an_empty_name_selects_no_turn(changed: Place) -> None:
     assert bonobofs("undo", "--turn", "", "--path", changed.source).returncode == 2
     assert (changed.source / "a").exists()
