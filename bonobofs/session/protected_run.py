@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 from uuid import uuid4
 
 from bonobofs.audit.writer import Trail, TrailIdentity
-from bonobofs.errors import BonobofsError, UsageError
+from bonobofs.errors import BonobofsError, StateError, UsageError, error_text
 from bonobofs.integrity.integrity_check import IntegrityCheck, new_run_id
 from bonobofs.state.home import head_path, trail_path
 from bonobofs.system.paths import is_within
@@ -135,6 +135,10 @@ class ProtectedRun:
         check = IntegrityCheck(root, self._protection.directories)
         check.check_artifacts(self._protection.artifacts)
         artifacts = self._protection.artifacts
+        if is_within(os.path.realpath(artifacts), os.path.realpath(root)):
+            raise UsageError(
+                f"--artifacts: the command could remove {artifacts}, which is in {root}; name a directory outside of it"
+            )
         try:
             artifacts.mkdir(parents=True, exist_ok=True)
             # The command can replace the directory, and the violation must not follow a symlink of the command.
@@ -188,8 +192,10 @@ def _save(home: Path, check: IntegrityCheck) -> Snapshot:
     directory = home / "integrity" / name
     try:
         check.save(directory)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(directory, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise StateError(f"the snapshot cannot be written in {directory}: {error_text(error)}") from error
         raise
     return Snapshot(name, directory, check)
 

@@ -359,8 +359,10 @@ def _make(
             for start in range(0, len(names), _MOST_NAMES):
                 undoer.record(TAKEN_BACK, {"changes": names[start : start + _MOST_NAMES]})
             return failures
-    except (OSError, TrailError) as error:  # such as a full disk
-        raise StateError(f"the undo stopped: {reason(error)}; after a remedy, the next undo completes it") from error
+    except (OSError, TrailError) as error:
+        cause = f"the cause, such as a full disk of {refs.source} or of the state directory"
+        text = f"the undo stopped: {reason(error)}; remove {cause}, and the next undo completes it"
+        raise StateError(text) from error
     finally:
         execution.close()
 

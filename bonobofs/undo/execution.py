@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, Protocol, Unpack
 from bonobofs.audit.entry import BY, INODE, NEW_VALUE, OLD_VALUE, TOUCHES, UNDO
 from bonobofs.audit.temp_cleanup import stray_name
 from bonobofs.enforcement.authorizer import Admission, Caller, ChangeRecord, RelatedChange
-from bonobofs.errors import StateError, reason
+from bonobofs.errors import StateError, error_text
 from bonobofs.policy.decision import Code, Denied, Permit, Refused
 from bonobofs.policy.request import HEAD_BYTES, Context, Kind, Request, kind_of
 from bonobofs.state.home import write_text
@@ -573,7 +573,8 @@ class UndoJournal:
         try:
             write_text(journal._plan, json.dumps(document))
         except OSError as error:
-            raise StateError(f"the undo has not begun: its journal cannot be written: {reason(error)}") from error
+            text = f"the undo has not begun: its journal cannot be written in {directory}: {error_text(error)}"
+            raise StateError(text) from error
         return journal
 
     @classmethod

@@ -6,6 +6,7 @@ selected change of that file: it is taken back completely or left untouched.
 
 from __future__ import annotations
 
+import errno
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -226,7 +227,8 @@ class _Planner:
             except UndoConflict as conflict:
                 self._refuse(change, str(conflict))
             except OSError as error:  # such as a path that is longer than a system call takes
-                self._refuse(change, f"the source cannot be read: {error.strerror}")
+                hint = "; repeat the undo if it gives a directory its mode back" if error.errno == errno.EACCES else ""
+                self._refuse(change, f"the source cannot be read: {error.strerror}{hint}")
         self._set_dir_times()
         self.steps[:] = [step for step in self.steps if step.do]
         missing = {step.change for step in self.steps if step.arguments.get("image") == list(MISSING)}

@@ -98,6 +98,14 @@ def test_artifacts_in_a_protected_directory_stop_the_run(box: Box) -> None:
     assert not (box.source / "okrs/art").exists()
 
 
+def test_artifacts_that_the_command_can_remove_stop_the_run(box: Box) -> None:
+    ran = box.run("touch", "ran.md", options=("--protect", "okrs", "--artifacts", str(box.source / "art")))
+    assert ran.returncode == 2
+    assert "name a directory outside" in ran.stderr
+    assert not (box.source / "ran.md").exists()
+    assert not (box.source / "art").exists()
+
+
 @pytest.mark.parametrize("name", ["file", "file/below", "/proc/x"])
 def test_artifacts_that_are_no_directory_stop_the_run(box: Box, name: str) -> None:
     (box.top / "file").touch()

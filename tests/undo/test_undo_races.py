@@ -282,7 +282,7 @@ def test_a_full_disk_of_the_trail_stops_an_undo(place: Place, tmp_path: Path) ->
                 while True:
                     file.write(bytes(4096))
             _, err = tracer.communicate()
-        assert (tracer.returncode, "after a remedy, the next undo completes it" in err) == (1, True), err
+        assert (tracer.returncode, "the next undo completes it" in err) == (1, True), err
         assert without_directory_times(state_of(place.source)) != before
         (trails / "fill").unlink()
         result = undo(place, agent="alice", path="")
