@@ -453,7 +453,8 @@ def _taken_back(changes: Sequence[Change], undos: Sequence[_UndoEnd]) -> set[str
                 for name in others:
                     mark(name, is_taken=was_taken)
         listed = set(names)
-        steps = {name for name, of in originals.items() if of in listed and own[name].entry.timestamp <= moment}
+        made = (name for name, of in originals.items() if of in listed and own[name].entry.timestamp <= moment)
+        steps = set(made).difference(*(steps for _, steps in earlier))
         earlier.append((listed - {originals[name] for name in steps}, steps))
     return taken
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.commands import bonobofs
 from tests.support.mount_fixtures import MakePlace
-from tests.support.source_state import state_of
+from tests.support.source_state import state_of, undo
 
 
 def _replace(path: Path) -> None:
@@ -47,3 +47,24 @@ def test_a_file_that_is_removed_again_returns_as_it_was_first(
             assert bonobofs("undo", "--turn", turn, "--path", source).returncode == 0
     result = bonobofs("undo", "--agent", "alice", "--path", source)
     assert (result.returncode, state_of(source)) == (0, before), result.stdout
+
+
+def test_a_change_that_a_later_content_replaced_stands_again_after_each_redo(
+    own_place: MakePlace, tmp_path: Path
+) -> None:
+    """The second undo restores the first content only, so that no step has the id of the second change."""
+    (source := tmp_path / "source").mkdir()
+    (source / "a").write_text("first\n")
+    (source / "b").write_text("other\n")
+    before = state_of(source)
+    place = own_place()
+    os.unlink(place.path / "a")
+    (place.path / "a").write_text("second\n")
+    for number in range(2):
+        session = undo(place, agent="alice")["session"]
+        assert state_of(source) == before
+        assert undo(place, of_session=session)["conflicts"] == []
+        if not number:
+            (place.path / "b").rename(place.path / "a")
+    result = undo(place, agent="alice")
+    assert (result["conflicts"], state_of(source)) == ([], before)
