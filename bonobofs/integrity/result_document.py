@@ -21,7 +21,9 @@ LARGEST: Final = 1 << 20
 _TEXTS: Final = ("summary", "kr_impact_claim")
 _LISTS: Final = ("proposed_changes", "kr_targets")
 _FIELDS: Final = ("schema_version", "summary", "proposed_changes", "kr_targets", "kr_impact_claim")
-_METRIC: Final = re.compile(rf"(?<![\w/.-])(?:\./)?{METRICS}/([^\s\"'`()<>\[\]{{}},;|*]+)")
+_MARKS: Final = r"\s\"'`()<>\[\]{},;|*\u2014\u2018-\u201f\u2026\xab\xbb"
+"""Characters, typographic ones among them, that end a name."""
+_METRIC: Final = re.compile(rf"(?<![\w/.-])(?:\./)?{METRICS}/([^{_MARKS}]+)")
 _STOPS: Final = ".:!?"
 """Characters that end a sentence and can follow a name."""
 _BENEATH: Final = 0x08

@@ -124,6 +124,7 @@ def test_files_that_are_none_are_refused(result: Path) -> None:
         "It fell: metrics/latency.json.",
         "`metrics/latency.json`, metrics/q1/größe.csv",
         "./metrics/latency.json!",
+        "\u201cmetrics/latency.json\u201d, \xabmetrics/latency.json\xbb, metrics/latency.json\u2014it fell\u2026",
         "the directory metrics/ is described elsewhere",
         "other/metrics/none.json and https://example.org/metrics/none are other places",
     ],
