@@ -1,7 +1,7 @@
 """Entry of the companion process, and its event loop.
 
-The companion ends with the server: the kernel kills it, and the channel closes. If the mount covers the source, the
-companion runs in a mount namespace of its own, in which the source stays visible.
+The companion ends with the server: the kernel sends it a signal, and the channel closes. If the mount covers the
+source, the companion runs in a mount namespace of its own, in which the source stays visible.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import select
+import signal
 import socket
 import sys
 import threading
@@ -42,6 +43,7 @@ _MAX_WAIT: Final = 3600.0
 _DETACH_SECONDS: Final = 0.5
 _APPLY_SECONDS: Final = 0.5
 _STOPPED: Final = 0
+_SERVER_DIED: Final = signal.SIGRTMIN
 _FIRST_SNAPSHOT_SECONDS: Final = 5.0
 """Seconds after which the calls are served although the database does not answer."""
 
@@ -358,13 +360,32 @@ def _receive_config(channel: Channel) -> tuple[CompanionConfig, list[Message]]:
     return CompanionConfig.from_document(json.loads(messages[0][1])), messages[1:]
 
 
+def _await_death(server: int, mountpoint: Path) -> None:
+    """Wait until the main thread of the server ends; then end the FUSE connection and this process.
+
+    A program may wait for the server and hold the lock of a directory. If the server is killed while it sends a
+    notification about this directory, that thread waits for the lock and keeps the connection open. The kernel does not
+    interrupt either of them.
+    """
+    while signal.sigwaitinfo({_SERVER_DIED}).si_pid != server:
+        pass
+    with suppress(OSError):
+        for thread in Path(f"/proc/{server}/task").iterdir():
+            with suppress(OSError):
+                for mount in mounts.at(mountpoint, thread / "mountinfo")[-1:]:
+                    mounts.abort_connection(mount)
+    os._exit(0)
+
+
 def main(fd: int) -> int:
     """Run the companion of the server at the other end of the socket `fd` until the server ends. Return the exit
     status.
 
     The server has forked this process, so no other process of the user could ever trace it.
     """
-    syscalls.die_with_parent()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {_SERVER_DIED})
+    syscalls.die_with_parent(_SERVER_DIED)
+    server = os.getppid()
     channel = Channel(socket.socket(fileno=fd), blocking=True)
     os.umask(0o077)
     try:
@@ -373,6 +394,8 @@ def main(fd: int) -> int:
         return 0
     config.session.open_log()
     status = _leave_mount(config)
+    mountpoint = Path(config.session.mountpoint)
+    threading.Thread(target=_await_death, args=(server, mountpoint), name="bonobofs-end", daemon=True).start()
     leases = LeaseForwarder(channel, config.session)
     forwarder: ChangeForwarder | None = None
     if not status.refused:

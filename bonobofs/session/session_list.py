@@ -20,7 +20,7 @@ from bonobofs.state.home import GUARD_SOCKET, inside_directory, session_director
 from bonobofs.state.sessions import PARTLY, WATCHING, Session, lives, read_all, read_live
 from bonobofs.system import mounts
 from bonobofs.system.paths import is_within
-from bonobofs.system.processes import is_stopped, send
+from bonobofs.system.processes import is_stopped, is_zombie, send
 
 SECONDS_TO_SETTLE = 2.0
 
@@ -195,6 +195,8 @@ def _state(home: Path, session: Session, mounted: set[str], dead_mounts: dict[st
             return SessionState.ENDING
         if session.pid is not None and is_stopped(session.pid):
             return SessionState.STOPPED
+        if session.pid is not None and is_zombie(session.pid):
+            return SessionState.DEAD
         return SessionState.SERVING if _has_source(session) else SessionState.SOURCE_REMOVED
     if dead_mounts.get(session.mountpoint) is session:
         return SessionState.DEAD

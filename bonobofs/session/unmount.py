@@ -62,6 +62,8 @@ def unmount_session(home: Path, mountpoint: Path) -> Unmounted:
     if session is not None:
         there = mounts.at(path)[-1:]
         if there:
+            if session.pid is not None and processes.is_zombie(session.pid):
+                _abort(there[0])
             _unmount(path)
         closed = _wait(home, session, path)
         remover = session.pid if processes.is_alive(session.pid, session.starttime) else None
@@ -88,6 +90,20 @@ def detach_all(mountpoint: Path, *, remaining: int = 0) -> int:
         mounts.detach(mountpoint, lazy=True)
         taken += 1
     return taken
+
+
+def _abort(mount: mounts.Mount) -> None:
+    """End the calls in the mount of a killed server: they and a notification of the server wait for each other.
+
+    MountError: only root may.
+    """
+    try:
+        mounts.abort_connection(mount)
+    except OSError as error:
+        raise MountError(
+            f"the server of {mount.mountpoint} was killed while a program waits for it, and the connection cannot be "
+            f"ended ({error.strerror}); run as root: umount --force {mount.mountpoint}"
+        ) from error
 
 
 def _unmount(path: Path) -> None:

@@ -157,11 +157,21 @@ def in_other_namespaces(holds_it: Callable[[Path], bool]) -> list[Process]:
 
 def is_stopped(pid: int) -> bool:
     """Return whether a signal (SIGSTOP, SIGTSTP) or a debugger has stopped the process."""
+    return _state(pid) in (b"T", b"t")
+
+
+def is_zombie(pid: int) -> bool:
+    """Return whether the main thread of the process has ended. Other threads may still wait for the kernel."""
+    return _state(pid) == b"Z"
+
+
+def _state(pid: int) -> bytes:
+    """Return the letter of the state of a process; empty if there is none."""
     try:
         line = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return False
-    return line[line.rindex(b")") + 2 :][:1] in b"Tt"
+        return b""
+    return line[line.rindex(b")") + 2 :][:1]
 
 
 def _holds(pid: int, directory: Path) -> Iterator[str]:

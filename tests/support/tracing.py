@@ -16,7 +16,7 @@ from tests.support.world import World
 
 
 @contextmanager
-def traced(place: World, log: Path, *options: str, process: int | None = None) -> Iterator[None]:
+def traced(place: World, log: Path, *options: str, process: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """Trace the threads of a mount's server by strace, or those of another process."""
     pid = process or place.session.pid
     command = ["strace", "-f", "-qq", "-s", "0", "-o", str(log), *options, "-p", str(pid)]
@@ -27,7 +27,7 @@ def traced(place: World, log: Path, *options: str, process: int | None = None) -
                 lambda: all("TracerPid:\t0\n" not in (task / "status").read_text() for task in tasks.iterdir()),
                 "strace traces all threads",
             )
-            yield
+            yield tracer
         finally:
             tracer.terminate()
 
