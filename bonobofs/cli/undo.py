@@ -97,6 +97,9 @@ def _print(result: dict[str, Any], *, dry_run: bool) -> None:
         if (conflict["path"], conflict["reason"]) not in shown:
             shown.add((conflict["path"], conflict["reason"]))
             say(f"conflict: {conflict['path']} ({conflict['change']}): {conflict['reason']}; it stays untouched")
+    if not any(result[name] for name in ("taken_back", "conflicts", "failures", "taken_back_before", "to_take_back")):
+        say("no recorded change matches these options; bonobofs history PATH shows the changes of a path")
+        return
     word = "would be taken back" if dry_run else "were taken back"
     say(f"{len(result['taken_back'])} changes {word}, {len(result['conflicts'])} not")
     if result["taken_back_before"]:

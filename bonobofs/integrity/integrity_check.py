@@ -248,9 +248,10 @@ class IntegrityCheck:
         except FileNotFoundError:
             raise
         except (OSError, ValueError, LookupError, TypeError, AttributeError, UsageError) as error:
+            problem = f"cannot be read: {error_text(error)}" if isinstance(error, OSError) else "is damaged"
             raise IntegrityError(
-                f"{directory}/snapshot.json is damaged: {error_text(error)}; remove the directory {directory}, "
-                "or select another snapshot with --snapshot"
+                f"{directory}/snapshot.json {problem}; remove the directory {directory}, or select another snapshot "
+                "with --snapshot"
             ) from error
 
     def _content(self, entry: TreeEntry) -> bytes | None:

@@ -80,6 +80,12 @@ def test_an_agent_without_a_session_is_an_error(changed: Place, name: str) -> No
     assert (changed.source / "a").exists()
 
 
+def test_an_undo_that_selects_no_change_says_so(changed: Place) -> None:
+    result = bonobofs("undo", "--path", changed.source / "b")
+    assert (result.returncode, result.stdout.count("\n")) == (0, 1)
+    assert result.stdout.startswith("no recorded change matches these options")
+
+
 def test_an_empty_name_selects_no_turn(changed: Place) -> None:
     assert bonobofs("undo", "--turn", "", "--path", changed.source).returncode == 2
     assert (changed.source / "a").exists()
