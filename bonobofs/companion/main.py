@@ -30,20 +30,23 @@ from bonobofs.companion.remote_authorizer import RemoteAuthorizer
 from bonobofs.companion.session_context import SessionContext
 from bonobofs.companion.session_questions import SessionQuestions
 from bonobofs.companion.socket_server import Handler, Limits, SocketServer
-from bonobofs.errors import MountError, reason
+from bonobofs.errors import MountError, StateError, reason
 from bonobofs.git.git_worker import GitWorker, WorkerSession
 from bonobofs.ipc.channel import Channel, CompanionStatus, Message, MessageKind
 from bonobofs.ipc.session_config import CompanionConfig, SessionConfig
 from bonobofs.policy.request import Principal
 from bonobofs.state.home import INSIDE
 from bonobofs.state.lease_follower import LeaseFollower, LeaseSnapshot
-from bonobofs.system import mounts, syscalls
+from bonobofs.state.sessions import read_live
+from bonobofs.system import mounts, processes, syscalls
 
 _MAX_WAIT: Final = 3600.0
 _DETACH_SECONDS: Final = 0.5
 _APPLY_SECONDS: Final = 0.5
 _STOPPED: Final = 0
 _SERVER_DIED: Final = signal.SIGRTMIN
+_END_SECONDS: Final = 1.0
+"""Seconds in which the threads of a killed server end."""
 _FIRST_SNAPSHOT_SECONDS: Final = 5.0
 """Seconds after which the calls are served although the database does not answer."""
 
@@ -360,20 +363,21 @@ def _receive_config(channel: Channel) -> tuple[CompanionConfig, list[Message]]:
     return CompanionConfig.from_document(json.loads(messages[0][1])), messages[1:]
 
 
-def _await_death(server: int, mountpoint: Path) -> None:
-    """Wait until the main thread of the server ends; then end the FUSE connection and this process.
+def _await_death(server: int, started: int, directory: Path) -> None:
+    """Wait until the server is killed, and end this process. `directory` is that of the session.
 
-    A program may wait for the server and hold the lock of a directory. If the server is killed while it sends a
-    notification about this directory, that thread waits for the lock and keeps the connection open. The kernel does not
-    interrupt either of them.
+    A program that waits for the server may hold the lock of a directory. A thread of the server that sends a
+    notification about this directory waits for the lock. A kill ends neither the program nor this thread, which keeps
+    the FUSE connection open. So the connection is aborted if a thread is left after a second.
     """
-    while signal.sigwaitinfo({_SERVER_DIED}).si_pid != server:
-        pass
-    with suppress(OSError):
-        for thread in Path(f"/proc/{server}/task").iterdir():
-            with suppress(OSError):
-                for mount in mounts.at(mountpoint, thread / "mountinfo")[-1:]:
-                    mounts.abort_connection(mount)
+    while not processes.is_zombie(server):  # another process may send the signal
+        signal.sigwait({_SERVER_DIED})
+        if processes.wait_for_end(server, started, _END_SECONDS):
+            os._exit(0)
+    with suppress(OSError, StateError):
+        live = read_live(directory)
+        if live is not None and live.device:
+            mounts.abort_connection(live.device)
     os._exit(0)
 
 
@@ -386,6 +390,7 @@ def main(fd: int) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {_SERVER_DIED})
     syscalls.die_with_parent(_SERVER_DIED)
     server = os.getppid()
+    started = processes.start_time(server) or 0
     channel = Channel(socket.socket(fileno=fd), blocking=True)
     os.umask(0o077)
     try:
@@ -394,8 +399,9 @@ def main(fd: int) -> int:
         return 0
     config.session.open_log()
     status = _leave_mount(config)
-    mountpoint = Path(config.session.mountpoint)
-    threading.Thread(target=_await_death, args=(server, mountpoint), name="bonobofs-end", daemon=True).start()
+    threading.Thread(
+        target=_await_death, args=(server, started, Path(config.session.session_dir)), name="bonobofs-end", daemon=True
+    ).start()
     leases = LeaseForwarder(channel, config.session)
     forwarder: ChangeForwarder | None = None
     if not status.refused:

@@ -655,6 +655,7 @@ class CompanionRequests:
             self._caches,
             policy.observe,
             self._images,
+            self._mount.device,
         )
         try:
             write_live(self._directory, live)

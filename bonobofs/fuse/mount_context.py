@@ -136,6 +136,8 @@ class MountContext:
         self.preimages: Final = PreimageOps(self)
         self.append_lock: AppendLock | None = None
         """The lock that the servers of the same source share for appends."""
+        self.device = ""
+        """`major:minor` of the mount."""
         self.repository: SessionGitDir | None = None
         """The session's own `.git`."""
         self.is_in_use: Callable[[str], bool] = lambda _: False

@@ -51,7 +51,7 @@ from bonobofs.policy.engine import Policy, callable_words, describe
 from bonobofs.policy.request import Principal
 from bonobofs.state import scratch_dir as layers
 from bonobofs.state.home import GUARD_SOCKET, INSIDE, denials_path
-from bonobofs.system import syscalls
+from bonobofs.system import mounts, syscalls
 from bonobofs.undo.preimages import PreimageStore, StoreLimits, store_place
 
 TIDY: Final = 1.0
@@ -130,6 +130,8 @@ class MountServer:
         self._operations: Final = Operations(
             inodes, self._backing, held, scratch, self._enforcer, virtual, self._transport.notices
         )
+        for created in mounts.at(Path(config.mountpoint))[-1:]:
+            self._operations.mount.device = created.device
         self._keep_preimages(config)
         self._operations.mount.append_lock = _open_append_lock(Path(config.home))
         if repository is not None:

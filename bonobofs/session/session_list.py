@@ -36,7 +36,7 @@ class SessionState(enum.StrEnum):
     ENDING = "ending"
     """Its mount is gone; its server still completes the record."""
     DEAD = "dead"
-    """Its server is gone; its mount answers ENOTCONN."""
+    """Its server is gone; calls in its mount fail, or hang until `umount`."""
     CRASHED = "crashed"
     """Server and mount are gone, and its trail has no closing entry."""
     ENDED = "ended"

@@ -13,7 +13,8 @@ from bonobofs.git.session_repository import Kept, keep_ended
 from bonobofs.session import launcher
 from bonobofs.session.session_list import was_closed
 from bonobofs.state import scratch_dir
-from bonobofs.state.sessions import Session, live_at, lives, note_ends, read_all
+from bonobofs.state.home import session_directory
+from bonobofs.state.sessions import Session, live_at, lives, note_ends, read_all, read_live
 from bonobofs.system import mounts, processes
 
 SECONDS_TO_SETTLE = 60.0
@@ -61,9 +62,9 @@ def unmount_session(home: Path, mountpoint: Path) -> Unmounted:
     remover = None
     if session is not None:
         there = mounts.at(path)[-1:]
+        if session.pid is not None and processes.is_zombie(session.pid):
+            _abort(home, session, path)
         if there:
-            if session.pid is not None and processes.is_zombie(session.pid):
-                _abort(there[0])
             _unmount(path)
         closed = _wait(home, session, path)
         remover = session.pid if processes.is_alive(session.pid, session.starttime) else None
@@ -92,17 +93,16 @@ def detach_all(mountpoint: Path, *, remaining: int = 0) -> int:
     return taken
 
 
-def _abort(mount: mounts.Mount) -> None:
-    """End the calls in the mount of a killed server: they and a notification of the server wait for each other.
-
-    MountError: only root may.
-    """
+def _abort(home: Path, session: Session, path: Path) -> None:
+    """End the FUSE connection of a killed server of which a thread is blocked. MountError."""
+    live = read_live(session_directory(home, session.session))
     try:
-        mounts.abort_connection(mount)
+        if live is not None and live.device:
+            mounts.abort_connection(live.device)
     except OSError as error:
         raise MountError(
-            f"the server of {mount.mountpoint} was killed while a program waits for it, and the connection cannot be "
-            f"ended ({error.strerror}); run as root: umount --force {mount.mountpoint}"
+            f"the server of {path} was killed, and programs wait for it; this user cannot end the FUSE connection "
+            f"({error.strerror}); as root: umount -f {path}"
         ) from error
 
 

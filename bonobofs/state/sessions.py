@@ -70,6 +70,8 @@ class Live(NamedTuple):
     """The policy records what its rules refuse, and permits it."""
     images: tuple[int, int] | None = None
     """Bytes of all pre-images of the state directory, and the limit; None: unknown, or the session keeps none."""
+    device: str = ""
+    """`major:minor` of the mount, as the kernel's mount table has it."""
 
 
 def document_of(record: Session | Live) -> dict[str, Any]:

@@ -49,9 +49,9 @@ def all_mounts(table: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
     return found
 
 
-def bonobofs_mounts(table: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
+def bonobofs_mounts() -> list[Mount]:
     """Return the mounts of bonobofs of all users and state directories."""
-    return [mount for mount in all_mounts(table) if mount.fstype == FSTYPE]
+    return [mount for mount in all_mounts() if mount.fstype == FSTYPE]
 
 
 def copies_of(mount: Mount) -> tuple[str, ...]:
@@ -68,9 +68,9 @@ def copies_of(mount: Mount) -> tuple[str, ...]:
     return (*here, *map(str, processes.in_other_namespaces(lambda table: any(map(is_copy, all_mounts(table))))))
 
 
-def at(mountpoint: Path, table: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
+def at(mountpoint: Path) -> list[Mount]:
     """Return the mounts of bonobofs on exactly this path; the last is on top."""
-    return [mount for mount in bonobofs_mounts(table) if mount.mountpoint == mountpoint]
+    return [mount for mount in bonobofs_mounts() if mount.mountpoint == mountpoint]
 
 
 def mount_around(path: Path) -> Mount | None:
@@ -158,12 +158,13 @@ def detach(mountpoint: Path, *, lazy: bool = False) -> None:
     )
 
 
-def abort_connection(mount: Mount) -> None:
-    """End the FUSE connection of a mount: each call in it fails, and the server gets no further request.
+def abort_connection(device: str) -> None:
+    """End the FUSE connection of a mount: each waiting call fails, and the server gets no further request.
 
-    Root and the user who made the mount may do this; that user needs fusectl on its usual directory. OSError.
+    `device` is `major:minor` of the mount. Root may do this. The user who made the mount may do it if fusectl is
+    mounted on its usual directory. OSError.
     """
-    name = mount.device.partition(":")[2] + "/abort"
+    name = device.partition(":")[2] + "/abort"
     try:
         fd = os.open(f"{_CONNECTIONS}/{name}", os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -222,7 +222,7 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def open_file_system(kind: bytes) -> int:
-    """Return a descriptor of the root of a file system that needs no device. No other process sees it. OSError."""
+    """Return a descriptor of the root of a file system, such as fusectl, without mounting it. OSError."""
     context = _check(_libc.syscall(_FSOPEN, kind, _CLOEXEC))
     try:
         _check(_libc.syscall(_FSCONFIG, context, _CONFIG_CREATE, None, None, 0))

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from bonobofs.session import SessionState
+from bonobofs.system import mounts
 from tests.support.observe import companion_of, status
 from tests.support.tracing import traced
 from tests.support.users import outcome
@@ -25,8 +29,8 @@ pytestmark = pytest.mark.root
 _LATER: Final = 2_000_000
 """Microseconds between the start of the notification and its call; the program begins its call meanwhile."""
 _FOREVER: Final = 60_000_000
-_WRITE: Final = "1 "
-"""How the number and arguments of write() begin in /proc/PID/syscall."""
+_WRITE: Final = "1 " if platform.machine() == "x86_64" else "64 "
+"""The number of write(), with which /proc/PID/syscall begins."""
 
 
 @pytest.fixture
@@ -39,34 +43,38 @@ def world(mounted: Mounted, source: Path) -> World:
     return world
 
 
-def _any_sender(pid: int, file: str, beginning: str) -> bool:
-    """True if a file of /proc of a thread other than the main one has a line that begins so."""
-    threads = [thread for thread in Path(f"/proc/{pid}/task").iterdir() if thread.name != str(pid)]
-    return any(line.startswith(beginning) for thread in threads for line in (thread / file).read_text().splitlines())
+def _is_sending(pid: int, state: str = "") -> bool:
+    """True if a thread other than the main one is in write(), and in that state, such as D."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        call, status = ((thread / name).read_text() for name in ("syscall", "status"))
+        if thread.name != str(pid) and call.startswith(_WRITE) and f"State:\t{state}" in status:
+            return True
+    return False
 
 
-def _kill_blocked(world: World, log: Path, *also: int) -> int:
-    """Kill the server, and the processes `also`, while a notification waits for a program that unlinks a file.
+@contextmanager
+def _blocked(world: World, log: Path, *also: int) -> Iterator[int]:
+    """Yield the pid of a program that unlinks a file, while a notification of the server waits for it.
 
-    Return the program's pid.
+    Then kill the server, and the processes `also`.
     """
     calls = "renameat,renameat2"
     inject = f"inject=write:delay_enter={_LATER}", f"inject={calls}:delay_enter={_FOREVER}"
     options = [option for each in (f"trace=write,{calls}", *inject) for option in ("-e", each)]
     with traced(world, log, "-P", "/dev/fuse", "-P", "removed", *options) as tracer:
         (world.source / "d" / "removed outside").unlink()
-        until(lambda: _any_sender(world.pid, "syscall", _WRITE), "a notification is about to be sent")
+        until(lambda: _is_sending(world.pid), "a notification is about to be sent")
         program = os.fork()
         if program == 0:
             os._exit(outcome(os.unlink, world.path / "d" / "removed") == errno.ECONNABORTED)
         try:
-            until(lambda: _any_sender(world.pid, "status", "State:\tD"), "the notification waits for the lock")
+            until(lambda: _is_sending(world.pid, "D"), "the notification waits for the lock")
+            yield program
         finally:
             for number, pids in ((signal.SIGSTOP, also), (signal.SIGKILL, (world.pid, *also))):
                 for pid in pids:
                     os.kill(pid, number)
             tracer.kill()  # it would wait for the blocked thread
-    return program
 
 
 def _check_end(program: int) -> None:
@@ -78,7 +86,9 @@ def _check_end(program: int) -> None:
 def test_the_companion_of_a_killed_server_frees_the_program(mounted: Mounted, world: World, tmp_path: Path) -> None:
     """The server and its companion end, and a new mount serves."""
     companion = companion_of(world.pid)
-    _check_end(_kill_blocked(world, tmp_path / "strace"))
+    with _blocked(world, tmp_path / "strace") as program:
+        pass
+    _check_end(program)
     until(lambda: not world.is_alive, "the server ended")
     until(lambda: not Path(f"/proc/{companion}/cwd").exists(), "the companion ended")
     assert status(world).state is SessionState.DEAD
@@ -86,9 +96,20 @@ def test_the_companion_of_a_killed_server_frees_the_program(mounted: Mounted, wo
     assert os.listdir(again.path / "d") == ["removed"]
 
 
+def test_another_mount_on_the_mountpoint_serves_on(mounted: Mounted, world: World, tmp_path: Path) -> None:
+    """The killed server's own mount was detached before, so that the kernel's mount table lacks it."""
+    with _blocked(world, tmp_path / "strace") as program:
+        mounts.detach(world.path, lazy=True)
+        again = mounted(policy=ALLOW_ALL, mountpoint=world.path)
+    _check_end(program)
+    until(lambda: not world.is_alive, "the server ended")
+    assert os.listdir(again.path / "d") == ["removed"]
+
+
 def test_umount_frees_the_program_if_the_companion_is_killed_too(world: World, tmp_path: Path) -> None:
     """Until then `status` shows the mount as dead."""
-    program = _kill_blocked(world, tmp_path / "strace", companion_of(world.pid))
+    with _blocked(world, tmp_path / "strace", companion_of(world.pid)) as program:
+        pass
     until(lambda: status(world).state is SessionState.DEAD, "status shows the death")
     assert world.is_alive
     ended = bonobofs("umount", str(world.path))
