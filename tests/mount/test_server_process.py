@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -49,6 +50,14 @@ def test_the_companion_and_its_lease_follower_load_no_other_library() -> None:
 @pytest.fixture
 def world(own_place: MakePlace) -> Place:
     return own_place()
+
+
+def test_the_kernel_never_enlarges_the_descriptor_table_of_a_usual_server(world: Place) -> None:
+    """In a process with threads, the kernel waits for each enlargement."""
+    (size,) = [
+        line.split()[1] for line in Path(f"/proc/{world.pid}/status").read_text().splitlines() if "FDSize" in line
+    ]
+    assert int(size) >= min(1 << 16, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 @pytest.mark.root
