@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.plan import BenchError
 from benchmarks.workloads import ROWS
+from benchmarks.worlds import FLOORS
 
 OPERATIONS = {
     "write": "4 KiB write",
@@ -132,8 +133,9 @@ def update(checkout: Path, results: dict[str, Any]) -> None:
         elif text:
             print(f"bench: {page} keeps its section {name}: not all of its rows were measured", file=sys.stderr)
     if whole["figures"]:
+        worlds = [world for world in results["worlds"] if world not in FLOORS]
         run = {**first, "times": {row: first["times"][row] for row in README_ROWS}}
-        _replace(checkout / "README.md", "figures", "\n".join(_rows(run, results["worlds"])) + "\n")
+        _replace(checkout / "README.md", "figures", "\n".join(_rows(run, worlds)) + "\n")
 
 
 def _sections(results: dict[str, Any]) -> dict[str, str]:
