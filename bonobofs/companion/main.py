@@ -374,10 +374,12 @@ def _await_death(server: int, started: int, directory: Path) -> None:
         signal.sigwait({_SERVER_DIED})
         if processes.wait_for_end(server, started, _END_SECONDS):
             os._exit(0)
-    with suppress(OSError, StateError):
+    try:
         live = read_live(directory)
         if live is not None and live.device:
             mounts.abort_connection(live.device)
+    except (OSError, StateError) as error:
+        _log(f"programs may wait for the killed server: its FUSE connection cannot be ended: {reason(error)}")
     os._exit(0)
 
 

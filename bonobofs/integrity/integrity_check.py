@@ -395,11 +395,8 @@ class _TreeReverter:
         before, after = change.before, change.after
         assert before is not None
         if before.kind == "directory":
-            try:
+            with suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=parent)
-            except FileExistsError:
-                pass
-            else:
                 _give(parent, name, before.owner)
             self._set_mode(parent, name, before)
         elif after is not None and after.hash == before.hash and after.kind == before.kind == "file":

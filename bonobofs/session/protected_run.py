@@ -133,9 +133,8 @@ class ProtectedRun:
             return
         self._run_id, self._session = new_run_id(), session
         check = IntegrityCheck(root, self._protection.directories)
-        check.check_artifacts(self._protection.artifacts)
-        artifacts = self._protection.artifacts
-        if is_within(os.path.realpath(artifacts), os.path.realpath(root)):
+        artifacts, top = self._protection.artifacts, os.path.realpath(root)
+        if any(is_within(named, top) for named in (os.path.abspath(artifacts), os.path.realpath(artifacts))):
             raise UsageError(
                 f"--artifacts: the command could remove {artifacts}, which is in {root}; name a directory outside of it"
             )

@@ -14,7 +14,7 @@ from typing import Final
 
 _MOST_DESCRIPTORS: Final = 1 << 20
 _TABLE: Final = 1 << 16
-"""Descriptors for which the kernel has room at once: 512 KiB."""
+"""Descriptors for which the kernel allocates room at once, 8 bytes for each."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _SETGROUPS: Final = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}.get(os.uname().machine)
 
