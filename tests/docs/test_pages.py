@@ -103,12 +103,13 @@ def test_the_architecture_page_names_existing_modules() -> None:
 
 
 def test_the_figures_of_the_readme_equal_those_of_the_page() -> None:
-    """README.md shows some rows of docs/figures.md, unchanged."""
+    """README.md shows some rows of docs/figures.md, without the columns of the floors."""
     found = re.search(r"<!-- figures -->\n(.*?)<!-- /figures -->", _text("README.md"), re.DOTALL)
     assert found is not None
     rows = found[1].splitlines()
     assert len(rows) == 2 + 6
-    assert set(rows) <= set(_text("docs/figures.md").splitlines())
+    page = _text("docs/figures.md").splitlines()
+    assert [row for row in rows if not any(line.startswith(row) for line in page)] == []
 
 
 def test_the_glossary_has_at_most_thirty_terms_with_existing_types() -> None:
