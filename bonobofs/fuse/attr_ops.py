@@ -89,7 +89,7 @@ class AttrOps:
             return self._refresh_object(known)
         operation = _OPERATIONS.get(valid & (_OWNER | _MODE), Operation.SET_TIMES)
         node = self._mount.node_to_change(header, Operation.TRUNCATE if valid & _SIZE else operation)
-        if not valid & _RECORDED and (reply := self._set_times_in_batch(header, node, valid, fields)) is not None:
+        if not valid & _SIZE and (reply := self._set_in_batch(header, node, valid, fields)) is not None:
             return reply
         st = node.store.stat(node, changing=True)
         self._mount.check_external(node, st)
@@ -108,10 +108,6 @@ class AttrOps:
             change = RelatedChange(Request(operation, path, kind), context)
             node, st, permit = self._layers.resolve(header, node, st, change)
             permits.append(permit)
-        if not valid & (_SIZE | _TIMES) and node.batch is not None and _fits_in_batch(node.batch, st, valid, fields):
-            batch = self._own_batch(header, node)
-            if batch is not None and all(permit.rule == batch.rule and not permit.answer for permit in permits):
-                return self._set_in_batch(node, batch, valid, fields)
         request = Request(changes[0][0], path, kind)
         if valid & _SIZE and node.layer is Layer.SCRATCH:
             self._layers.check_quota(header, request, node.ino, fields[3])
@@ -135,8 +131,11 @@ class AttrOps:
             raise os_error(errno.EROFS)
         return bytes(p.ATTR_OUT.size) + self._mount.attr(node, node.store.stat(node))
 
-    def _own_batch(self, header: Header, node: Node) -> WriteBatch | None:
-        """Return the open write batch of a file if this caller began it and it can cover a change of attributes."""
+    def _set_in_batch(self, header: Header, node: Node, valid: int, fields: tuple[int, ...]) -> bytes | None:
+        """Set attributes within the open write batch of the file, and count that in the batch.
+
+        None: the change needs a permit and a record of its own.
+        """
         batch, enforcer = node.batch, self._mount.enforcer
         if (
             batch is None
@@ -146,27 +145,18 @@ class AttrOps:
             or enforcer.policy.asks.find(batch.request.path.split("/"))  # an [[ask]] may name the operation alone
         ):
             return None
-        return batch
-
-    def _set_times_in_batch(self, header: Header, node: Node, valid: int, fields: tuple[int, ...]) -> bytes | None:
-        """Set the times of a file within its write batch. None: the change needs a permit and a record of its own."""
-        batch = self._own_batch(header, node)
-        if batch is None:
-            return None
         st = os.fstat(node.store.file(node, W))
         if st.st_nlink != 1:
             return None
         self._mount.check_external(node, st)
-        if batch.generation != self._mount.enforcer.generation:
+        if batch.generation != enforcer.generation:
             return None  # another program has changed the file
-        return self._set_in_batch(node, batch, valid, fields)
-
-    def _set_in_batch(self, node: Node, batch: WriteBatch, valid: int, fields: tuple[int, ...]) -> bytes:
-        """Set attributes, and count that in the write batch."""
+        if valid & _RECORDED and not self._batch_covers(node, batch, st, valid, fields):
+            return None
         try:
             self._set_others(node, valid, fields, batch.permit)
         except OSError:
-            self._mount.enforcer.close_batch(node.id)  # its writes were made
+            enforcer.close_batch(node.id)  # its writes were made
             raise
         batch.attributes += 1
         if valid & _MODE:
@@ -174,6 +164,32 @@ class AttrOps:
         batch.state = st = node.store.recent_stat(node)
         batch.last = self._mount.source.now
         return self._changed_attributes(node, st)
+
+    def _batch_covers(
+        self, node: Node, batch: WriteBatch, st: os.stat_result, valid: int, fields: tuple[int, ...]
+    ) -> bool:
+        """Whether a write batch can cover a change of owner and mode. An archive sets both for each file it creates.
+
+        The batch's rule permits it. The file has a name, no set-id bits, and already the owner. Either it already has
+        the mode, or the batch created it and the mode has no set-id bits. The outcome has room for one mode.
+        """
+        mode = fields[11] & 0o7777
+        if (
+            valid & _TIMES
+            or node.parent is None
+            or st.st_mode & SET_IDS
+            or (valid & _UID and fields[13] != st.st_uid)
+            or (valid & _GID and fields[14] != st.st_gid)
+            or (valid & _MODE and batch.mode not in (-1, mode))
+            or (valid & _MODE and mode != stat.S_IMODE(st.st_mode) and (not batch.creates or mode & SET_IDS))
+        ):
+            return False
+        path, here = self._mount.path(node), self._mount.layer_context(node)
+        for operation, context in _attribute_changes(here, Kind.FILE, st, valid, fields):
+            decision = self._mount.enforcer.decide(Request(operation, path, Kind.FILE), context)
+            if not isinstance(decision, Permit) or decision.rule != batch.rule or decision.layer is not node.layer:
+                return False
+        return True
 
     def _mark_own_attributes(self, node: Node, st: os.stat_result) -> None:
         node.fingerprint = fingerprint_of(st)
@@ -413,23 +429,6 @@ def _attribute_changes(
     if valid & _TIMES and not valid & _SIZE:
         changes.append((Operation.SET_TIMES, here))
     return changes
-
-
-def _fits_in_batch(batch: WriteBatch, st: os.stat_result, valid: int, fields: tuple[int, ...]) -> bool:
-    """Whether a write batch can cover a change of owner and mode. An archive sets both for each file it creates.
-
-    The file has one name and no set-id bits, and already has the owner. Either it already has the mode, or the batch
-    created it and the mode has no set-id bits. The outcome has room for one mode.
-    """
-    mode = fields[11] & 0o7777
-    return (
-        st.st_nlink == 1
-        and not st.st_mode & SET_IDS
-        and (not valid & _UID or fields[13] == st.st_uid)
-        and (not valid & _GID or fields[14] == st.st_gid)
-        and (not valid & _MODE or batch.mode in (-1, mode))
-        and (not valid & _MODE or mode == stat.S_IMODE(st.st_mode) or (batch.creates and not mode & SET_IDS))
-    )
 
 
 def _details(valid: int, fields: tuple[int, ...]) -> dict[str, Any]:
