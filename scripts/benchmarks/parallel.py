@@ -29,7 +29,7 @@ from time import perf_counter
 from typing import Final, NamedTuple
 
 from benchmarks.plan import BenchError, Plan
-from benchmarks.worlds import WORLDS, bonobofs, server_of
+from benchmarks.worlds import WORLDS, bonobofs, server_of, sleeping_floor
 
 ROUNDS: Final = 4
 """Pairs, half of them in each order."""
@@ -51,7 +51,8 @@ SESSION_ROUNDS: Final = 2
 ABSENT: Final = "no-such-words-in-any-file"
 
 Figures = dict[str, float]
-"""`bonobofs` and `native`: W/S. `cpu`: processor time of programs and server at once, by that of the serial work."""
+"""`bonobofs`, `native` and, for sessions, `floor`: W/S. `cpu`: processor time of programs and server of bonobofs at
+once, by that of the serial work."""
 
 
 class Command(NamedTuple):
@@ -202,7 +203,7 @@ def sessions(plan: Plan) -> Figures:
     """Sixteen mounts whose agents read the same small files at once, by one alone and by processor.
 
     With T seconds for one alone while the other mounts are idle, N sessions on P processors need N x T / P seconds. The
-    figure is the time of all N at once divided by it.
+    figure is the time of all N at once divided by it. The floor shows the part of switching between the servers.
     """
     if shutil.which("grep") is None:
         raise BenchError("grep is not installed")
@@ -211,12 +212,14 @@ def sessions(plan: Plan) -> Figures:
     tree.mkdir()
     _extract(_once(plan, "session.tar", lambda path: _write_archive(path, plan.count(SESSION_FILES), "part")), tree)
     ratios, needed = _Ratios(), SESSIONS / min(os.cpu_count() or 1, SESSIONS)
-    for turn, world in itertools.product(range(SESSION_ROUNDS), ("native", "bonobofs")):
+    mount = {"bonobofs": bonobofs, "floor": sleeping_floor}
+    for turn, world in itertools.product(range(SESSION_ROUNDS), ("native", *mount)):
         with contextlib.ExitStack() as mounts:
             roots, servers = [plan.source] * (SESSIONS + 1), []
-            if world == "bonobofs":
+            if world != "native":
                 points = [Path(plan.base, f"session-{number}") for number in range(SESSIONS + 1)]
-                roots = [mounts.enter_context(bonobofs(plan, point)) for point in points]
+                roots = [mounts.enter_context(mount[world](plan, point)) for point in points]
+            if world == "bonobofs":
                 servers = [server_of(point, plan) for point in points]
             reads = [Command(["grep", "-rF", ABSENT, str(root / "out")], ends_with=1) for root in roots]
             ways = {"alone": _Way(reads[:1], servers[:1]), "all": _Way(reads[1:], servers[1:])}
@@ -245,7 +248,7 @@ class _Ratios:
     """The figures of each round."""
 
     def __init__(self) -> None:
-        self._rounds: dict[str, list[float]] = {"bonobofs": [], "native": [], "cpu": []}
+        self._rounds: dict[str, list[float]] = {}
 
     def add(
         self, world: str, costs: dict[str, _Cost], above: str, below: str, *, seconds: float = 1, cpu: float = 1
@@ -254,9 +257,9 @@ class _Ratios:
         ratio = costs[above].seconds / costs[below].seconds / seconds
         words = " ".join(f"{way} {cost.seconds:.2f} s (CPU {cost.cpu:.2f} s)" for way, cost in costs.items())
         print(f"    {world}: {words}, ratio {ratio:.2f}", file=sys.stderr, flush=True)
-        self._rounds[world].append(ratio)
+        self._rounds.setdefault(world, []).append(ratio)
         if world == "bonobofs":
-            self._rounds["cpu"].append(costs[above].cpu / costs[below].cpu / cpu)
+            self._rounds.setdefault("cpu", []).append(costs[above].cpu / costs[below].cpu / cpu)
 
     def medians(self) -> Figures:
         return {name: statistics.median(ratios) for name, ratios in self._rounds.items()}

@@ -183,13 +183,18 @@ def _breakdown(results: dict[str, Any], run: Run, figure: dict[str, Any]) -> str
 
 
 def _parallel(parts: dict[str, Any]) -> list[str]:
-    rows = [
-        f"| {title} | {parts[name]['bonobofs']:.2f} | {parts[name]['native']:.2f} | {parts[name]['cpu']:.2f} |"
-        for name, title in PARALLEL.items()
-        if name in parts
-    ]
-    head = "| at once, by one after another | time, bonobofs | time, native | processor time, bonobofs |"
-    return [head, "|---|---|---|---|", *rows] if rows else []
+    columns = {
+        "bonobofs": "time, bonobofs",
+        "native": "time, native",
+        "floor": "time, floor",
+        "cpu": "processor time, bonobofs",
+    }
+    lines = [f"| at once, by one after another | {' | '.join(columns.values())} |", "|---" * (1 + len(columns)) + "|"]
+    for name in PARALLEL:
+        if name in parts:
+            cells = [f"{parts[name][key]:.2f}" if key in parts[name] else "" for key in columns]
+            lines.append(f"| {PARALLEL[name]} | {' | '.join(cells)} |")
+    return lines if len(lines) > 2 else []
 
 
 def _memory(name: str, rows: list[list[float]]) -> str:

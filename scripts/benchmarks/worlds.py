@@ -91,18 +91,19 @@ def _native(plan: Plan) -> Iterator[Path]:
 def _served_by(command: Callable[[Plan], list[str]]) -> World:
     """A server that stays in the foreground, is ended by unmounting, and is ours to wait for."""
 
-    @contextlib.contextmanager
-    def world(plan: Plan) -> Iterator[Path]:
-        with plan.complaints.open("ab") as complaints:
-            server = subprocess.Popen(command(plan), stdin=subprocess.DEVNULL, stdout=complaints, stderr=complaints)
-        try:
-            _await_mount(plan, server, plan.mountpoint)
-            yield plan.mountpoint
-        finally:
-            unmount(plan.mountpoint)
-            _end(server)
+    return lambda plan: _serving(plan, command(plan), plan.mountpoint)
 
-    return world
+
+@contextlib.contextmanager
+def _serving(plan: Plan, command: list[str], mountpoint: Path) -> Iterator[Path]:
+    with plan.complaints.open("ab") as complaints:
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=complaints, stderr=complaints)
+    try:
+        _await_mount(plan, server, mountpoint)
+        yield mountpoint
+    finally:
+        unmount(mountpoint)
+        _end(server)
 
 
 def import_path(code: str) -> dict[str, str]:
@@ -147,9 +148,14 @@ def server_of(mountpoint: Path, plan: Plan) -> int:
     return next(int(mount["pid"]) for mount in status if mount["mountpoint"] == str(mountpoint))
 
 
-def _floor(between: str) -> Callable[[Plan], list[str]]:
-    program = str(Path(__file__).with_name("floor.py"))
-    return lambda plan: [plan.python, program, str(plan.source), str(plan.mountpoint), between]
+def _floor(plan: Plan, between: str, mountpoint: Path) -> list[str]:
+    return [plan.python, str(Path(__file__).with_name("floor.py")), str(plan.source), str(mountpoint), between]
+
+
+def sleeping_floor(plan: Plan, mountpoint: Path) -> contextlib.AbstractContextManager[Path]:
+    """The floor as one of several mounts: it sleeps between requests."""
+    mountpoint.mkdir(exist_ok=True)
+    return _serving(plan, _floor(plan, "sleeps", mountpoint), mountpoint)
 
 
 @contextlib.contextmanager
@@ -158,7 +164,7 @@ def _floor_beside(plan: Plan) -> Iterator[Path]:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:
-        with _served_by(_floor("sleeps"))(plan) as root:
+        with sleeping_floor(plan, plan.mountpoint) as root:
             yield root
     finally:
         os.sched_setaffinity(0, before)
@@ -174,7 +180,7 @@ WORLDS: dict[str, World] = {
     "mergerfs": _served_by(_mergerfs),
     "bindfs": _served_by(_bindfs),
     "mfusepy": _served_by(_mfusepy),
-    "floor": _served_by(_floor("polls")),
+    "floor": _served_by(lambda plan: _floor(plan, "polls", plan.mountpoint)),
     "floor beside": _floor_beside,
 }
 FLOORS = ("floor", "floor beside")
