@@ -60,12 +60,11 @@ _setfsuid = _libc.setfsuid
 _setfsgid = _libc.setfsgid
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
+_TIMES: Final = struct.Struct("=4q")
 _utimensat = _libc.utimensat
-_utimensat.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
+_utimensat.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)
+_futimens = _libc.futimens
+_futimens.argtypes = (ctypes.c_int, ctypes.c_char_p)
 
 
 def _check(result: int) -> int:
@@ -95,10 +94,16 @@ def syncfs(fd: int) -> None:
     _check(_libc.syncfs(fd))
 
 
-def utimens(path: bytes, access: tuple[int, int], modification: tuple[int, int]) -> None:
-    """Set both times of `path`, following symlinks. Each is (seconds, nanoseconds), or UTIME_NOW or UTIME_OMIT."""
-    times = (_Timespec * 2)(_Timespec(*access), _Timespec(*modification))
-    _check(_utimensat(_AT_FDCWD, path, ctypes.byref(times), 0))
+def utimens(target: int | bytes, access: tuple[int, int], modification: tuple[int, int]) -> None:
+    """Set both times of an open file, or of a path, following symlinks.
+
+    Each time is (seconds, nanoseconds). UTIME_NOW or UTIME_OMIT may take the place of the nanoseconds.
+    """
+    times = _TIMES.pack(*access, *modification)
+    if isinstance(target, int):
+        _check(_futimens(target, times))
+    else:
+        _check(_utimensat(_AT_FDCWD, target, times, 0))
 
 
 class _FileHandle(ctypes.Structure):

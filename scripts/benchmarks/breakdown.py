@@ -69,10 +69,9 @@ CALLS: Final = (
     "stat",
     "umask",
     "unlink",
-    "utime",
 )
 """The calls of `os` by which the server uses the source and the store of old contents."""
-SYSCALLS: Final = ("file_handle", "getdents")
+SYSCALLS: Final = ("file_handle", "getdents", "utimens")
 """The calls of `system.syscalls` by which it does."""
 LISTED_BYTES: Final = 32_768
 """Size of the buffer for which `find` and `grep` ask the kernel."""
