@@ -190,10 +190,10 @@ def _parallel(parts: dict[str, Any]) -> list[str]:
         "cpu": "processor time, bonobofs",
     }
     lines = [f"| at once, by one after another | {' | '.join(columns.values())} |", "|---" * (1 + len(columns)) + "|"]
-    for name in PARALLEL:
+    for name, title in PARALLEL.items():
         if name in parts:
             cells = [f"{parts[name][key]:.2f}" if key in parts[name] else "" for key in columns]
-            lines.append(f"| {PARALLEL[name]} | {' | '.join(cells)} |")
+            lines.append(f"| {title} | {' | '.join(cells)} |")
     return lines if len(lines) > 2 else []
 
 

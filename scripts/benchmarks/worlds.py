@@ -90,7 +90,6 @@ def _native(plan: Plan) -> Iterator[Path]:
 
 def _served_by(command: Callable[[Plan], list[str]]) -> World:
     """A server that stays in the foreground, is ended by unmounting, and is ours to wait for."""
-
     return lambda plan: _serving(plan, command(plan), plan.mountpoint)
 
 
