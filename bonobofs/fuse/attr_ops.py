@@ -97,7 +97,7 @@ class AttrOps:
         in_thread = bool(valid & _SIZE) and self._mount.needs_thread(
             max(min(st.st_size - fields[3], st.st_blocks * 512), self._mount.preimages.bytes_to_copy(node, st))
         )
-        if valid & (_SIZE | _TIMES) and node.batch is not None:
+        if node.batch is not None:
             self._mount.enforcer.close_batch(node.id)  # so that the outcomes are in the order of the changes
         path, kind = self._mount.path(node), kind_of(st.st_mode)
         changes = _attribute_changes(self._mount.layer_context(node), kind, st, valid, fields)
@@ -134,7 +134,7 @@ class AttrOps:
     def _set_in_batch(self, header: Header, node: Node, valid: int, fields: tuple[int, ...]) -> bytes | None:
         """Set attributes within the open write batch of the file, and count that in the batch.
 
-        None: the change needs a permit and a record of its own.
+        None: the batch does not cover the change, or the change has failed. The caller judges and records it alone.
         """
         batch, enforcer = node.batch, self._mount.enforcer
         if (
@@ -142,9 +142,12 @@ class AttrOps:
             or batch.counter is not None
             or batch.generation != enforcer.generation
             or batch.caller != self._mount.caller(header)
+            or not node.access & W  # no descriptor is open; opening the file for writing may fail
             or enforcer.policy.asks.find(batch.request.path.split("/"))  # an [[ask]] may name the operation alone
         ):
             return None
+        if valid & _MODE:
+            node.store.confirm_name(node)
         st = os.fstat(node.store.file(node, W))
         if st.st_nlink != 1:
             return None
@@ -156,8 +159,7 @@ class AttrOps:
         try:
             self._set_others(node, valid, fields, batch.permit)
         except OSError:
-            enforcer.close_batch(node.id)  # its writes were made
-            raise
+            return None
         batch.attributes += 1
         if valid & _MODE:
             batch.mode = fields[11] & 0o7777
@@ -170,8 +172,9 @@ class AttrOps:
     ) -> bool:
         """Whether a write batch can cover a change of owner and mode. An archive sets both for each file it creates.
 
-        The batch's rule permits it. The file has a name, no set-id bits, and already the owner. Either it already has
-        the mode, or the batch created it and the mode has no set-id bits. The outcome has room for one mode.
+        The batch's rule permits the change. The file has a name and no set-id bits. The change leaves the owner as it
+        is. It leaves the mode as it is, or the batch created the file and the new mode has no set-id bits. No other
+        mode was set in the batch.
         """
         mode = fields[11] & 0o7777
         if (
@@ -181,7 +184,7 @@ class AttrOps:
             or (valid & _UID and fields[13] != st.st_uid)
             or (valid & _GID and fields[14] != st.st_gid)
             or (valid & _MODE and batch.mode not in (-1, mode))
-            or (valid & _MODE and mode != stat.S_IMODE(st.st_mode) and (not batch.creates or mode & SET_IDS))
+            or (valid & _MODE and mode != stat.S_IMODE(st.st_mode) and (mode & SET_IDS or not batch.creates))
         ):
             return False
         path, here = self._mount.path(node), self._mount.layer_context(node)

@@ -44,17 +44,17 @@ def device() -> Path | None:
 
 
 class RunQueue:
-    """The number of runnable processes. If there are more than processors, polling delays the callers."""
+    """The number of runnable processes of the machine. If it has fewer processors, polling delays the callers."""
 
     def __init__(self) -> None:
-        self._processors: Final = len(os.sched_getaffinity(0))
+        self._processors: Final = os.cpu_count() or 1
         try:
             self._fd = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # /proc is not mounted
             self._fd = -1
 
     def is_oversubscribed(self) -> bool:
-        """Whether more processes are runnable than there are processors."""
+        """Whether more processes are runnable than the machine has processors."""
         if self._fd < 0:
             return False
         try:

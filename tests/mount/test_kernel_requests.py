@@ -216,18 +216,34 @@ def test_the_server_spins_only_where_there_are_two_cpus() -> None:
 
 
 def test_the_run_queue_is_full_while_a_process_waits_for_a_processor() -> None:
-    """The server does not poll then: it would take the processor from its callers."""
+    """The server does not poll then: it would take the processor from its callers. Later it polls again."""
     queue = RunQueue()
+    requests, sender = os.pipe()
+    transport = KernelTransport(requests)
+
+    def only_checks() -> bool:
+        for _ in range(SPIN):
+            transport._spin()  # noqa: SLF001
+        os.write(sender, b"x")
+        if not transport._spin():  # noqa: SLF001
+            return True
+        os.read(requests, 1)
+        return False
+
     busy = [
         subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range((os.cpu_count() or 1) + 1)
     ]
     try:
         until(queue.is_oversubscribed, "more processes run than there are processors")
+        until(only_checks, "the server polls no more")
     finally:
         for process in busy:
             process.kill()
             process.wait()
         queue.close()
+    until(lambda: transport._spin() or not transport.spins, "the server polls again")  # noqa: SLF001
+    transport.close()
+    os.close(sender)
 
 
 def test_a_mapping_is_read_and_written_back(place: MakePlace) -> None:

@@ -6,13 +6,16 @@ import ast
 import contextlib
 import errno
 import os
+import re
 import stat
 import struct
+import subprocess
 import uuid
 from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from time import monotonic
+from typing import Any, Final, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,6 +28,7 @@ from bonobofs.enforcement.enforcer import Enforcer
 from bonobofs.errors import ProtocolError, TrailError
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.dispatch import Operations
+from bonobofs.fuse.external_changes import fingerprint_of
 from bonobofs.fuse.inode_table import InodeTable
 from bonobofs.fuse.layer_store import LayerStore
 from bonobofs.fuse.mount_context import Header, Notifications
@@ -108,6 +112,15 @@ class Server:
         if isinstance(answer, Generator):
             return finished(answer)
         return answer if isinstance(answer, bytes) else b"".join(answer)
+
+    def set_known_state(self, node: int, path: Path) -> None:
+        """Let the table have the present state of a file, as if it were older."""
+        self._operations.mount.node(node).fingerprint = fingerprint_of(path.stat())
+
+    def close_files(self) -> None:
+        """Close the files that no program needs open, as the mount does when it is idle."""
+        self._source.begin_request(monotonic())
+        self._source.close_unused()
 
     def node(self, name: str) -> int:
         """The node id of a name at the root."""
@@ -331,6 +344,63 @@ def test_owner_and_mode_that_a_file_has_are_set_in_the_write_batch(serve: Any) -
     assert found["set-id"] == ["create_file", "set_mode"]
     counted = [entry.details for entry in server.entries() if "attributes" in entry.details]
     assert [(each["attributes"], each["mode"]) for each in counted] == [(1, "0644"), (1, "0600")]
+
+
+def test_a_mode_in_the_write_batch_needs_the_name_of_the_batch(serve: Any) -> None:
+    """The file was renamed outside of the mount, on a file system that gives both changes the same change time."""
+    server: Server = serve(ALLOW_ALL)
+    node, moved = _create(server, b"made"), server.source / "elsewhere"
+    (server.source / "made").rename(moved)
+    server.set_known_state(node, moved)
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        server.send(p.Opcode.SETATTR, node, _setattr(p.Set.MODE, mode=0o755))
+    assert stat.S_IMODE(moved.stat().st_mode) == 0o644
+
+
+def test_attributes_in_the_write_batch_open_no_file(serve: Any) -> None:
+    """A program that runs could not be opened for writing, and one that is open for writing could not be run."""
+    server: Server = serve(ALLOW_ALL)
+    node, program = _create(server, b"made"), Path("/bin/sleep").read_bytes()
+    write = p.WRITE_IN.pack(0, 0, len(program), 0, 0, os.O_WRONLY, 0) + program
+    server.send(p.Opcode.WRITE, node, write)
+    server.send(p.Opcode.SETATTR, node, _setattr(p.Set.MODE, mode=0o755))
+    server.close_files()
+    with subprocess.Popen([server.source / "made", "60"]) as running:
+        try:
+            for valid in (p.Set.MODE, p.Set.MTIME):
+                server.send(p.Opcode.SETATTR, node, _setattr(valid, mode=0o755, mtime=7))
+        finally:
+            running.kill()
+    assert (server.source / "made").stat().st_mtime == 7
+
+
+def test_a_mode_that_the_write_batch_does_not_cover_ends_it(serve: Any) -> None:
+    """The log has the modes in their order."""
+    server: Server = serve(ALLOW_ALL)
+    node = _create(server, b"made")
+    for mode in (0o600, 0o640):
+        server.send(p.Opcode.SETATTR, node, _setattr(p.Set.MODE, mode=mode))
+    server.send(p.Opcode.WRITE, node, p.WRITE_IN.pack(0, 0, 1, 0, 0, os.O_WRONLY, 0) + b"x")
+    modes = [(entry.operation, entry.details.get("mode")) for entry in server.entries() if entry.kind == "outcome"]
+    assert modes[0] == ("create_file", "0600")
+    assert modes[-1] == ("write_file", None)
+    assert ("set_mode", "0640") in [(entry.operation, entry.details.get("mode")) for entry in server.entries()]
+
+
+def test_a_mode_that_fails_in_the_write_batch_has_entries(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server: Server = serve(ALLOW_ALL)
+    node = _create(server, b"made")
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EIO, "")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "chmod", fail)
+        patch.setattr(os, "fchmod", fail)
+        with pytest.raises(OSError, match=re.escape(f"[Errno {errno.EIO}]")):
+            server.send(p.Opcode.SETATTR, node, _setattr(p.Set.MODE, mode=0o600))
+    (failed,) = [each for each in server.entries() if each.operation == "set_mode" and each.kind == "outcome"]
+    assert failed.result == "error"
 
 
 ONCE_FOR_EACH_NAME: Final = {p.Opcode.RENAME: 2, p.Opcode.RENAME2: 4, p.Opcode.LINK: 2}
