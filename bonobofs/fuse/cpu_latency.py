@@ -44,7 +44,7 @@ def device() -> Path | None:
 
 
 class RunQueue:
-    """The number of runnable processes of the machine. If it has fewer processors, polling delays the callers."""
+    """The number of runnable processes. If the machine has fewer processors, polling delays the callers."""
 
     def __init__(self) -> None:
         self._processors: Final = os.cpu_count() or 1

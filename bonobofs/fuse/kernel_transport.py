@@ -34,8 +34,8 @@ SPIN: Final = 200
 """Polls before the thread sleeps, with two CPUs or more."""
 _BETWEEN_CHECKS: Final = 40
 """Polls between two checks of the run queue, which take 1 us each."""
-_OVERSUBSCRIBED: Final = 16
-"""Oversubscribed checks in a row, after which the thread checks before it polls."""
+_FULL_CHECKS: Final = 16
+"""After so many consecutive checks find the processors oversubscribed, the thread checks before it polls."""
 READ_AHEAD_KB: Final = 512
 """Four times the default: 1 GiB is read in five sixths of the time. More does not fit in the processor's cache."""
 _MS_NOSUID: Final = 2
@@ -201,7 +201,7 @@ class KernelTransport:
         self._run_queue: Final = RunQueue()
         self._cpu_latency: Final = CpuLatency()
         self._full_checks = 0
-        """Oversubscribed checks since a poll or another check succeeded."""
+        """Consecutive checks that found the processors oversubscribed. A request found by a poll resets the number."""
         self._served = 0
         self._pipe: Final = SplicePipe()
         self._notices: Final = NotificationQueue(fd, lambda: self._cpu_latency.check(self._served))
@@ -384,7 +384,7 @@ class KernelTransport:
         """Poll for a request while no process waits for a processor. Return whether there is a request."""
         poll = self._request_poll.poll
         for _ in range(self.spins // _BETWEEN_CHECKS):
-            polls = _BETWEEN_CHECKS if self._full_checks < _OVERSUBSCRIBED else 0
+            polls = _BETWEEN_CHECKS if self._full_checks < _FULL_CHECKS else 0
             for _ in range(polls):
                 if poll(0):
                     self._full_checks = 0

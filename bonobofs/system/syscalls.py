@@ -100,10 +100,7 @@ def utimens(target: int | bytes, access: tuple[int, int], modification: tuple[in
     Each time is (seconds, nanoseconds). UTIME_NOW or UTIME_OMIT may take the place of the nanoseconds.
     """
     times = _TIMES.pack(*access, *modification)
-    if isinstance(target, int):
-        _check(_futimens(target, times))
-    else:
-        _check(_utimensat(_AT_FDCWD, target, times, 0))
+    _check(_futimens(target, times) if isinstance(target, int) else _utimensat(_AT_FDCWD, target, times, 0))
 
 
 class _FileHandle(ctypes.Structure):

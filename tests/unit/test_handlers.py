@@ -113,8 +113,8 @@ class Server:
             return finished(answer)
         return answer if isinstance(answer, bytes) else b"".join(answer)
 
-    def set_known_state(self, node: int, path: Path) -> None:
-        """Let the table have the present state of a file, as if it were older."""
+    def set_fingerprint(self, node: int, path: Path) -> None:
+        """Store the file's present fingerprint in its node, so that the mount sees no external change."""
         self._operations.mount.node(node).fingerprint = fingerprint_of(path.stat())
 
     def close_files(self) -> None:
@@ -351,14 +351,14 @@ def test_a_mode_in_the_write_batch_needs_the_name_of_the_batch(serve: Any) -> No
     server: Server = serve(ALLOW_ALL)
     node, moved = _create(server, b"made"), server.source / "elsewhere"
     (server.source / "made").rename(moved)
-    server.set_known_state(node, moved)
+    server.set_fingerprint(node, moved)
     with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
         server.send(p.Opcode.SETATTR, node, _setattr(p.Set.MODE, mode=0o755))
     assert stat.S_IMODE(moved.stat().st_mode) == 0o644
 
 
 def test_attributes_in_the_write_batch_open_no_file(serve: Any) -> None:
-    """A program that runs could not be opened for writing, and one that is open for writing could not be run."""
+    """A running program cannot be opened for writing, and one that is open for writing cannot be run (ETXTBSY)."""
     server: Server = serve(ALLOW_ALL)
     node, program = _create(server, b"made"), Path("/bin/sleep").read_bytes()
     write = p.WRITE_IN.pack(0, 0, len(program), 0, 0, os.O_WRONLY, 0) + program
