@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import pwd
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-from bonobofs.errors import GitError, PolicyError, UsageError
+from bonobofs.errors import GitError, PolicyError, StateError, UsageError
+from bonobofs.policy import presets
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.engine import Policy, compile_policy
 from bonobofs.policy.presets import PRESET, PRESETS, origin_of, preset_file
-from bonobofs.session.policy_cache import load_plain
 from bonobofs.state import project_policies, session_rows
 from bonobofs.state.home import new_uuid, read_document, session_directory, write_document
 from bonobofs.state.sessions import PolicyMark, Session, save
@@ -120,7 +122,7 @@ def _of_preset(home: Path, name: str, why: str) -> ChosenPolicy:
     if name not in PRESETS:
         raise PolicyError(f"there is no preset {name}; use one of {', '.join(PRESETS)}")
     file = preset_file(name)
-    plain = load_plain(home, file)
+    plain = _load_plain(home, file)
     return ChosenPolicy(f"{PRESET}{name}", file, plain, compile_policy(plain), why)
 
 
@@ -133,7 +135,7 @@ def load_policy(home: Path, file: Path, source: Path | None, why: str = "") -> C
         )
     if not origin.is_file():
         raise PolicyError(f"there is no policy file {origin}; name one, or leave --policy out")
-    plain = load_plain(home, origin)
+    plain = _load_plain(home, origin)
     return ChosenPolicy(origin_of(origin), file, plain, compile_policy(plain), why)
 
 
@@ -291,3 +293,47 @@ def load_tracked(home: Path, session: str) -> Tracked | None:
     path = session_directory(home, session) / _FILE
     paths = read_document(path)["paths"] if path.exists() else []
     return Tracked(paths) if paths else None
+
+
+def _load_plain(home: Path, file: Path) -> dict[str, Any]:
+    """Return the policy of a file as JSON data, the input of `compile_policy`. PolicyError.
+
+    The validated policy is stored in the state directory, because loading pydantic takes longer than a mount. It is
+    used only while its file, the presets and the modules that validate a policy are those that made it.
+    """
+    place = home / "policies" / f"{hashlib.sha256(os.fsencode(file)).hexdigest()}.cache"
+    key = _policy_key(file)
+    with contextlib.suppress(OSError, StateError, KeyError):
+        stored = read_document(place)
+        if key is not None and stored["key"] == key:
+            plain: dict[str, Any] = stored["policy"]
+            return plain
+    from bonobofs.policy.document import load  # noqa: PLC0415 - loads pydantic
+
+    plain = load(file).model_dump(mode="json")
+    # A file that changed meanwhile is not stored: the key would belong to another content.
+    if key is not None and key == _policy_key(file):
+        with contextlib.suppress(OSError):
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+            write_document(place, {"key": key, "policy": plain})
+    return plain
+
+
+def _policy_key(file: Path) -> str | None:
+    """Return a digest of all that decides what the file means; None if a part cannot be read."""
+    try:
+        whole = hashlib.sha256(file.read_bytes())
+        for path in _policy_parts():
+            status = os.stat(path)
+            whole.update(f"{path} {status.st_mtime_ns} {status.st_size}".encode(errors="surrogateescape"))
+    except OSError:
+        return None
+    return whole.hexdigest()
+
+
+def _policy_parts() -> Iterator[str]:
+    """Yield the files of the package that decide what a policy file means."""
+    package = Path(presets.__file__).resolve().parent
+    for directory in (package, package / "presets"):
+        yield from sorted(entry.path for entry in os.scandir(directory) if entry.is_file())
+    yield str(presets.packaged_default())
