@@ -63,7 +63,8 @@ def test_a_new_companion_restores_watch_leases_and_calls(
     assert len(recorded(called.world, "companion", "alert")) == 2
     policy.write_text(ALLOW_ALL + "\n[[protect]]\npaths = ['file']\n")
     until(lambda: status(called.world).session.policy.generation == 2, "the new policy is loaded")
-    assert called("whoami")["policy"] == status(called.world).session.policy.digest
+    digest = status(called.world).session.policy.digest
+    until(lambda: called("whoami")["policy"] == digest, "the companion has the new policy too")
     assert not any(name.startswith("by call") for name in out_of_band(called.world))
     os.close(behind)
 

@@ -40,7 +40,7 @@ SCRATCH: Final[Differences] = {name: each for name, each in KERNEL.items() if na
 """In the scratch layer, where a symlink may lead anywhere."""
 
 _REMOVED = "libfuse forgets a directory that is removed, and what lies at no path has no attributes there"
-_AT_THAT_MOMENT = "libfuse opens by path what it has looked up before: ESTALE where it was removed in between"
+_AT_THAT_MOMENT = "libfuse opens by path what it has looked up before: ESTALE if it was removed or replaced since"
 _NAMES = "to libfuse each name of a file is an inode of its own, which shares its bytes and nothing else"
 
 PORTABLE: Final[Differences] = {
@@ -60,6 +60,9 @@ PORTABLE: Final[Differences] = {
     },
     "concurrency.made_and_removed": {
         "seen otherwise": (ANY, _AT_THAT_MOMENT),
+    },
+    "concurrency.replaced_and_read": {
+        "errors": (ANY, _AT_THAT_MOMENT),
     },
     "concurrency.opened_while_removed": {
         "used": (ANY, _AT_THAT_MOMENT),

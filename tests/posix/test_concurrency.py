@@ -56,11 +56,16 @@ def test_replaced_and_read(see: See) -> None:
             make("b.md", b"%02d" % (number % 100) * 500)
             os.rename("b.md", "a.md")
 
-    def look() -> set[object]:
-        contents = [read("a.md") for _ in range(300)]
-        return {(len(content), content == content[:2] * 500) for content in contents}
+    def look() -> tuple[set[object], set[object]]:
+        outcomes = [attempt(read, "a.md") for _ in range(300)]
+        contents = [each for each in outcomes if isinstance(each, bytes)]
+        wholes: set[object] = {(len(content), content == content[:2] * 500) for content in contents}
+        return wholes, {each for each in outcomes if not isinstance(each, bytes)}
 
-    see("seen", [None, {(1000, True)}, {(1000, True)}], _together, replace, look, look)
+    none, *seen = _together(replace, look, look)
+    see("replaced", None, lambda: none)
+    see("contents", [{(1000, True)}] * 2, lambda: [wholes for wholes, _ in seen])
+    see("errors", [set(), set()], lambda: [errors for _, errors in seen])
     see("left", ["a.md"], names, see.at)
 
 

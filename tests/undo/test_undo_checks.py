@@ -606,7 +606,10 @@ _LINKAT = "265 ", "37 "
 
 
 def _is_in_call(pid: int, call: tuple[str, str]) -> bool:
-    return any((task / "syscall").read_text().startswith(call) for task in Path(f"/proc/{pid}/task").iterdir())
+    try:
+        return any((task / "syscall").read_text().startswith(call) for task in Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):  # the process has ended
+        return False
 
 
 @pytest.mark.root
