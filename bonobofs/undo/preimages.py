@@ -107,7 +107,8 @@ class PreimageStore:
         self._unsynced: Final[dict[int, bytes]] = {}
         """Names of the copies that are not on the disk, by inode number of the source's file. The companion syncs a
         copy before it renames the copy."""
-        self._is_synced = True
+        self._changed = self._synced = object()
+        """Marks of the last change of the directory, and of the last one that is on the disk."""
         self._clones = True
         self._pack = -1
         self._pack_name = b""
@@ -153,7 +154,7 @@ class PreimageStore:
         except OSError as error:
             self._links = error.errno != errno.EXDEV
             return False
-        self._is_synced = False
+        self._changed = object()
         return True
 
     def count(self, st: os.stat_result) -> None:
@@ -176,10 +177,9 @@ class PreimageStore:
             with self._pack_lock:
                 return self._append(number, fd, st)
         name, incomplete = b"%d" % number, b"%d.copy" % number
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            copy = os.open(
-                incomplete, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._directory
-            )
+            copy = os.open(incomplete, flags, 0o600, dir_fd=self._directory)
         except OSError as error:
             return _reason(error)
         try:
@@ -225,7 +225,7 @@ class PreimageStore:
         self._unsynced[ino] = name
         while len(self._unsynced) > _MOST_UNSYNCED:
             del self._unsynced[next(iter(self._unsynced))]
-        self._is_synced = False
+        self._changed = object()
 
     def copy_later(self, number: int, fd: int, st: os.stat_result) -> None:
         """Have a thread copy the content of a file that is about to lose its name. Takes a descriptor."""
@@ -258,14 +258,14 @@ class PreimageStore:
 
         Return why the copy was not made, or "".
         """
-        reason = self.copy(number, fd, st, packs=False)
-        if not reason:
+        if not (reason := self.copy(number, fd, st, packs=False)):
             self._room -= st.st_size
         return reason
 
     def sync(self, ino: int) -> None:
         """Write the pre-image of a file to the disk, if it is not there: its new content will be. Any thread."""
-        if self._is_synced:
+        changed = self._changed
+        if self._synced is changed and ino not in self._unsynced:
             return
         name = self._unsynced.pop(ino, None)
         if name is not None:
@@ -277,7 +277,7 @@ class PreimageStore:
                 finally:
                     os.close(fd)
         os.fsync(self._directory)
-        self._is_synced = not self._unsynced
+        self._synced = changed
 
     def _fill(self, copy: int, fd: int, size: int) -> None:
         """Give an empty file the content of another, by FICLONE or by a copy, and its extended attributes. OSError."""

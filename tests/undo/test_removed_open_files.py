@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -112,6 +113,26 @@ def test_old_content_is_on_the_disk_before_the_new_content(own_place: MakePlace,
     before = synced[: synced.index(str(place.source / "file"))]
     assert {str(place.trail), store} <= set(before)
     assert any(path.startswith(f"{store}/") for path in before)
+
+
+def test_a_removal_during_an_fsync_is_on_the_disk_after_the_next(own_place: MakePlace, tmp_path: Path) -> None:
+    """The second removed file is moved into the store after its fsync began, and before it ends."""
+    place = own_place()
+    for name in ("first", "second", "file"):
+        (place.source / name).write_text("text")
+    store = place.home / "undo" / place.session.session
+    (place.path / "first").unlink()
+    log = tmp_path / "log"
+    options = ("-P", str(store), "-e", "trace=fsync", "-e", "inject=fsync:delay_exit=2000000")
+    with (place.path / "file").open("r+b") as file, ThreadPoolExecutor() as pool, traced(place, log, *options):
+        synced = pool.submit(os.fsync, file.fileno())
+        until(lambda: "fsync" in log.read_text(), "the server syncs the store")
+        (place.path / "second").unlink()
+        assert not synced.done()
+        synced.result()
+        for count in (2, 2):
+            os.fsync(file.fileno())
+            assert log.read_text().count("fsync") == count
 
 
 def test_a_copy_without_room_is_recorded(own_place: MakePlace, tmp_path: Path) -> None:
