@@ -15,6 +15,7 @@ from typing import Any, Final
 import pytest
 
 from bonobofs.fuse.fd_cache import RECHECK
+from bonobofs.system import syscalls
 from tests.support.mount_fixtures import MakePlace, Place, Traffic
 from tests.support.users import outcome
 from tests.support.wait import until
@@ -200,20 +201,44 @@ def _snapshot(top: Path) -> list[tuple[str, tuple[int, ...]]]:
     return found
 
 
+@pytest.mark.parametrize("changed", [False, True])
 @pytest.mark.parametrize(
-    "how", ["moved away", "replaced by a symlink", "replaced by a directory", "moved with what is above it"]
+    "how",
+    [
+        "moved away",
+        "replaced by a symlink",
+        "replaced by a directory",
+        "moved with what is above it",
+        "moved by the agent, then with what is above it",
+        "exchanged with what is above it",
+    ],
 )
-def test_a_removed_directory_leads_no_change_outside(own_place: MakePlace, how: str) -> None:
-    """A directory that another program moved out of the source is not changed there through any open descriptor."""
+def test_a_removed_directory_leads_no_change_outside(own_place: MakePlace, how: str, *, changed: bool) -> None:
+    """A directory that another program moved out of the source is not changed there through any open descriptor.
+
+    `changed`: the server has verified the directory for changes just before.
+    """
     world = own_place()
 
     def story() -> None:
         (world.source / "above").mkdir()
         inside, outside = _away(world, "above/dir")
         at = os.open(world.path / "above/dir", os.O_RDONLY | os.O_DIRECTORY)
-        if how == "moved with what is above it":
+        if how.startswith("moved by"):
+            (world.path / "other").mkdir()
+            (world.path / "above/dir").rename(world.path / "other/dir")
+            inside = world.source / "other/dir"
+        if changed:
+            for name in ("first", "second"):
+                os.close(os.open(name, os.O_CREAT, dir_fd=at))
+        if how.startswith("exchanged"):
+            (outside / "above").mkdir()
+            syscalls.renameat2(
+                -100, os.fsencode(inside.parent), -100, os.fsencode(outside / "above"), syscalls.RENAME_EXCHANGE
+            )
+        elif how.endswith("with what is above it"):
             inside.parent.rename(outside / "above")
-            (world.source / "above").symlink_to(outside / "above")
+            inside.parent.symlink_to(outside / "above")
         else:
             inside.rename(outside / "dir")
         if how == "replaced by a symlink":
@@ -471,6 +496,55 @@ def test_a_mount_below_the_source_is_shown_empty(
     assert {what: code for what, code in errors.items() if not isinstance(code, int)} == {}
     assert os.listdir(source / "covered") == ["secret"]
     assert (source / "covered" / "secret").read_text().startswith("of another")
+
+
+@pytest.mark.parametrize("how", ["removed and made again", "moved and moved back"])
+def test_a_directory_below_a_moved_one_is_not_changed(own_place: MakePlace, how: str) -> None:
+    """The directory above was replaced, or was elsewhere, just before the last change below it."""
+    world = own_place()
+
+    def story() -> None:
+        above, other = world.source / "above", world.source / "other"
+        (above / "dir").mkdir(parents=True)
+        other.mkdir()
+        descriptors = [os.open(world.path / path, os.O_RDONLY | os.O_DIRECTORY) for path in ("above", "above/dir")]
+        if how == "removed and made again":
+            os.close(os.open("first", os.O_CREAT, dir_fd=descriptors[0]))
+            (above / "dir").rename(other / "dir")
+            shutil.rmtree(above)
+            above.mkdir()
+            (other / "dir").rename(above / "dir")
+        else:
+            above.rename(other / "above")
+            assert (world.path / "other/above").is_dir()
+            (other / "above").rename(above)
+        assert outcome(lambda: os.close(os.open("second", os.O_CREAT, dir_fd=descriptors[1]))) in (None, errno.ESTALE)
+        above.rename(other / "above")
+        assert outcome(lambda: os.open("third", os.O_CREAT, dir_fd=descriptors[1])) == errno.ESTALE
+        assert "third" not in os.listdir(other / "above/dir")
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    world.does(story)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("how", ["tmpfs", "bind"])
+def test_a_mount_above_a_changed_directory_ends_its_changes(
+    own_place: MakePlace, source: Path, covering: Callable[[Path, str], None], how: str
+) -> None:
+    """The server has verified the directory for changes just before."""
+    (source / "covered/dir").mkdir(parents=True)
+    below = os.open(source / "covered/dir", os.O_RDONLY)
+    world = own_place()
+    at = os.open(world.path / "covered/dir", os.O_RDONLY)
+    for name in ("first", "second"):
+        os.close(os.open(name, os.O_CREAT, dir_fd=at))
+    covering(source / "covered", how)
+    assert outcome(lambda: os.open("third", os.O_CREAT, dir_fd=at)) in (errno.ESTALE, errno.EXDEV, errno.ENOENT)
+    assert sorted(os.listdir(below)) == ["first", "second"]
+    os.close(at)
+    os.close(below)
 
 
 @pytest.mark.root
