@@ -108,7 +108,7 @@ class PreimageStore:
         """Names of the copies that are not on the disk, by inode number of the source's file. The companion syncs a
         copy before it renames the copy."""
         self._changed = self._synced = object()
-        """Marks of the last change of the directory, and of the last one that is on the disk."""
+        """Stand for the last change of the store's directory, and for the last change that is on the disk."""
         self._clones = True
         self._pack = -1
         self._pack_name = b""

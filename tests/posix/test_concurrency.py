@@ -62,8 +62,8 @@ def test_replaced_and_read(see: See) -> None:
         wholes: set[object] = {(len(content), content == content[:2] * 500) for content in contents}
         return wholes, {each for each in outcomes if not isinstance(each, bytes)}
 
-    none, *seen = _together(replace, look, look)
-    see("replaced", None, lambda: none)
+    replaced, *seen = _together(replace, look, look)
+    see("replaced", None, lambda: replaced)
     see("contents", [{(1000, True)}] * 2, lambda: [wholes for wholes, _ in seen])
     see("errors", [set(), set()], lambda: [errors for _, errors in seen])
     see("left", ["a.md"], names, see.at)
