@@ -15,7 +15,7 @@ from bonobofs.fuse.notifications import LATE_SECONDS, MAX_BLOCKED
 from bonobofs.ipc.client import call
 from bonobofs.state.home import inside_directory
 from tests.attacks.directory_lock import locked_directory
-from tests.attacks.server_usage import waiting
+from tests.support import proc
 from tests.support.syscalls import opened
 from tests.support.users import NOBODY, outcome, run_in_child
 from tests.support.wait import until
@@ -93,7 +93,11 @@ def test_more_locked_directories_than_threads_delay_no_other_invalidation(
             stack.enter_context(locked_directory(world.path / name, tmp_path / f"place-{name}"))
         for name in names:
             (source / name / "a").unlink()
-        until(lambda: waiting(world.pid) == MAX_BLOCKED, "as many threads wait as may", seconds=30 * LATE_SECONDS)
+        until(
+            lambda: proc.blocked_threads(world.pid) == MAX_BLOCKED,
+            "as many threads wait as may",
+            seconds=30 * LATE_SECONDS,
+        )
         assert _caches(world) is not None
         (source / "free/a").write_text("newer")
         until(lambda: (world.path / "free/a").read_text() == "newer", "the change is shown")
@@ -105,7 +109,7 @@ def test_more_locked_directories_than_threads_delay_no_other_invalidation(
         failed = outcome(lambda: call(directory, "write_file", path="free/d", content="d"))
         assert (failed, time.monotonic() - began < 20) == (errno.ETIMEDOUT, True)
         assert call(directory, "whoami")["agent"] == "alice"
-        assert waiting(world.pid) == MAX_BLOCKED
+        assert proc.blocked_threads(world.pid) == MAX_BLOCKED
     until(lambda: _caches(world) is None, "caches are trusted again")
     assert [name for name in names if (world.path / name / "a").exists()] == []
     call(directory, "write_file", path="free/e", content="e")

@@ -20,7 +20,7 @@ from bonobofs.ipc.client import call
 from bonobofs.policy.decision import Code
 from bonobofs.state.home import inside_directory
 from tests.attacks.conftest import MakeFileSystem
-from tests.attacks.server_usage import waiting
+from tests.support import proc
 from tests.support.observe import companion_of, fill_queue, stopped, text
 from tests.support.syscalls import opened
 from tests.support.users import NOBODY, outcome, run_in_child
@@ -316,7 +316,7 @@ def test_others_are_served_while_an_fsync_hangs(mounted: Mounted, tmp_path: Path
         thread = threading.Thread(target=os.fsync, args=(fd,))
         with stopped(disk.pid):
             thread.start()
-            until(lambda: waiting(world.pid), "a thread of the server waits for the disk")
+            until(lambda: proc.blocked_threads(world.pid), "a thread of the server waits for the disk")
             assert run_in_child(look_alone, world.path, 1.0) < 1.0
             assert thread.is_alive()
         thread.join()
@@ -386,7 +386,7 @@ def test_others_are_served_while_a_large_change_waits_for_the_disk(
             if act in (_truncate, _remove):
                 _begin_to_write(source / "large")
             changes.start()
-            until(lambda: waiting(world.pid), "a thread of the server waits for the disk")
+            until(lambda: proc.blocked_threads(world.pid), "a thread of the server waits for the disk")
             assert run_in_child(look_alone, world.path, 1.0) < 1.0
             if act is not _remove:
                 leases.start()

@@ -14,13 +14,14 @@ import pytest
 from bonobofs.enforcement.denial_recorder import BURST
 from tests.attacks.attack import CONTENT
 from tests.attacks.ground import build
+from tests.support import proc
 from tests.support.syscalls import make
 from tests.support.users import outcome, run_in_child
 from tests.support.world import Mounted, World, bonobofs
 
 MANY: Final = 100_000
-_ROOM: Final = 16_000
-"""KB by which the server may grow meanwhile."""
+_ROOM: Final = 16_000 << 10
+"""Bytes by which the server may grow meanwhile."""
 
 
 @pytest.fixture
@@ -31,12 +32,6 @@ def source(source: Path) -> Path:
 
 def _alerts(world: World) -> list[tuple[str, str | None]]:
     return [(entry.path, entry.code) for entry in world.entries() if entry.kind == "alert"]
-
-
-def _resident(world: World) -> int:
-    """KB that the server holds."""
-    (line,) = (line for line in Path(f"/proc/{world.pid}/status").read_text().splitlines() if "VmRSS" in line)
-    return int(line.split()[1])
 
 
 def _insist(top: Path, times: int) -> set[int | None]:
@@ -55,9 +50,9 @@ def test_a_hundred_thousand_denials_are_one_entry_and_a_count(mounted: Mounted, 
     """The record and the server do not grow with the number of attempts."""
     world = mounted()
     run_in_child(_insist, world.path, 1000)
-    before = _resident(world)
+    before = proc.memory(world.pid)
     assert run_in_child(_insist, world.path, MANY) == {errno.EACCES}
-    assert _resident(world) - before < _ROOM
+    assert proc.memory(world.pid) - before < _ROOM
     entries = [entry for entry in world.entries() if entry.path == "src/main.py" and entry.kind != "alert"]
     assert sum(1 if entry.kind == "intent" else entry.details["count"] for entry in entries) == MANY + 1000
     assert len(entries) < 20
@@ -75,13 +70,13 @@ def test_denials_of_many_names_take_bounded_memory(mounted: Mounted) -> None:
     """The record names the first thousand and counts the rest (tests/attacks/test_refusal_flood)."""
     world = mounted()
     run_in_child(_try_names, world.path, 100)
-    before = _resident(world)
+    before = proc.memory(world.pid)
     assert run_in_child(_try_names, world.path, 10_000) == {errno.EACCES}
     denied = [entry for entry in world.entries() if entry.result == "denied" and entry.kind == "intent"]
     named = {entry.path for entry in denied if entry.path != "src"}
     assert BURST <= len(named) < 10_000
     assert named <= {f"src/{number}" for number in range(10_000)}
-    assert _resident(world) - before < _ROOM
+    assert proc.memory(world.pid) - before < _ROOM
     shown = run_in_child((world.path / ".bonobofs/denials.jsonl").read_text).splitlines()
     assert [json.loads(line)["path"] for line in shown] == [f"src/{number}" for number in range(9_900, 10_000)]
     assert bonobofs("audit", "verify").returncode == 0

@@ -16,7 +16,7 @@ from bonobofs.ipc.client import call
 from bonobofs.policy.engine import compile_policy
 from bonobofs.policy.lease_set import compile_leases
 from bonobofs.state.home import inside_directory
-from tests.attacks.server_usage import resident
+from tests.support import proc
 from tests.support.observe import companion_of
 from tests.support.users import run_in_child
 from tests.support.world import ALLOW_ALL, ROOT, Mounted
@@ -123,9 +123,9 @@ def test_repeated_requests_do_not_grow_the_server(
     (source / "file").write_bytes(b"x")
     world = mounted(policy=POLICY)
     _tell_all(act, world.path, range(WARM))
-    before = resident(world.pid)
+    before = proc.memory(world.pid)
     _tell_all(act, world.path, range(WARM, WARM + REPEATED))
-    record_property("grown", grown := resident(world.pid) - before)
+    record_property("grown", grown := proc.memory(world.pid) - before)
     assert grown <= GROWTH
 
 
@@ -145,9 +145,9 @@ def test_acquired_and_released_leases_do_not_grow_the_server(
 
     lease(3)
     processes = [world.pid, other.pid, companion_of(world.pid), companion_of(other.pid)]
-    before = [resident(pid) for pid in processes]
+    before = [proc.memory(pid) for pid in processes]
     lease(LEASES)
-    grown = [resident(pid) - was for pid, was in zip(processes, before, strict=True)]
+    grown = [proc.memory(pid) - was for pid, was in zip(processes, before, strict=True)]
     record_property("grown", grown)
     assert max(grown[:2]) <= GROWTH
     assert max(grown[2:]) <= 8 << 20  # their garbage collector runs for 5,000 new objects, every second lease
@@ -171,12 +171,12 @@ def test_open_versions_of_denials_jsonl_do_not_grow_the_server(mounted: Mounted,
     """The server keeps a bounded number of snapshots, each of at most a megabyte."""
     (source / "closed" / Path(*["\udcff" * 250] * 12)).mkdir(parents=True)
     world = mounted(policy=POLICY)
-    before = resident(world.pid)
+    before = proc.memory(world.pid)
     size, lines, opened = run_in_child(_open_versions, world.path)
     assert opened == VERSIONS
     assert 800_000 < size <= 1 << 20
     assert lines > 40
-    assert resident(world.pid) - before < 64 << 20
+    assert proc.memory(world.pid) - before < 64 << 20
 
 
 def test_policies_and_leases_are_freed_without_the_garbage_collector(home: Path) -> None:

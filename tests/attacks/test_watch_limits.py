@@ -14,6 +14,7 @@ import pytest
 
 from bonobofs import session
 from tests.external_changes.few_watches_companion import BUDGET
+from tests.support import proc
 from tests.support.observe import companion_of, out_of_band, recorded, status, text
 from tests.support.users import run_in_child
 from tests.support.wait import until
@@ -35,8 +36,7 @@ def chain(root: Path, depth: int, name: str = NAME) -> int:
 
 def watches(world: World) -> int:
     """How many inotify watches the companion has, as the kernel counts them."""
-    infos = Path(f"/proc/{companion_of(world.pid)}/fdinfo").iterdir()
-    return sum(info.read_text().count("inotify wd:") for info in infos)
+    return sum(info.count("inotify wd:") for info in proc.descriptor_infos(companion_of(world.pid)))
 
 
 def is_partial(world: World) -> bool:

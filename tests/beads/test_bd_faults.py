@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from bonobofs.errors import BeadsError
 from bonobofs.policy.decision import Permit
 from tests.beads.conftest import ALICE
 from tests.fakes.faulty_bd import Faulty
+from tests.support import proc
 from tests.support.beads_workspace import Workspace
 from tests.support.wait import until
 from tests.support.world import ROOT, environment
@@ -129,7 +129,7 @@ def test_a_hanging_bd_is_killed_and_the_stored_state_decides(
                 story.change(client, permit)
             assert raised.value.carried_out is False
         assert story.is_there(client.all_issues(fresh=True)) is is_done
-    until(lambda: not running(faulty.path), "no process of it is left")
+    until(lambda: not proc.processes_with(faulty.path), "no process of it is left")
 
 
 @pytest.mark.parametrize("part", range(8))
@@ -161,7 +161,7 @@ def test_a_remaining_process_of_bd_changes_no_issue_later(
     with astray.locked_client() as client:
         with pytest.raises(BeadsError, match="somebody else's"):
             story.change(client, permit)
-        until(lambda: not running(faulty.path), "no process of it is left")
+        until(lambda: not proc.processes_with(faulty.path), "no process of it is left")
         faulty.let_go.touch()
         assert not story.is_there(client.all_issues(fresh=True))
 
@@ -281,7 +281,7 @@ def kill_a_caller(faulty: Faulty, beads_workspace: Workspace, home: Path) -> Cal
         caller = subprocess.Popen([sys.executable, "-c", CALLER, *words], cwd=ROOT, env=environment())
         until(lambda: "create" in faulty.called(), "bd is asked to create", seconds=60)
         path = lock_path(home, find_beads(beads_workspace.directory))
-        (called,) = set(running(faulty.path)) - {caller.pid}
+        (called,) = set(proc.processes_with(faulty.path)) - {caller.pid}
         until(lambda: f" {called} " in path.read_text(), "the call is noted")
         caller.send_signal(signal.SIGKILL)
         caller.wait()
@@ -312,7 +312,7 @@ def test_the_next_caller_kills_a_hanging_bd_of_a_killed_caller(
     kill_a_caller("hangs before", 2)
     with astray.locked_client() as client:
         assert "new" not in [issue.title for issue in client.all_issues().values()]
-    until(lambda: not running(faulty.path), "no process of it is left")
+    until(lambda: not proc.processes_with(faulty.path), "no process of it is left")
 
 
 def hold(lock: Path) -> subprocess.Popen[str]:
@@ -334,17 +334,3 @@ def hold(lock: Path) -> subprocess.Popen[str]:
 def end(holder: subprocess.Popen[str]) -> None:
     holder.communicate("")
     assert holder.returncode == 0
-
-
-def running(program: Path) -> list[int]:
-    """The processes that run that program."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if os.fsencode(program) in words:
-                found.append(int(entry.name))
-    return found

@@ -19,6 +19,7 @@ import pytest
 from bonobofs.audit.reader import read
 from bonobofs.system import processes
 from tests.crash.conftest import Examine, open_intents
+from tests.support import proc
 from tests.support.syscalls import RENAME_EXCHANGE, fallocate, make, opened, renameat2
 from tests.support.trees import Tree, differences, snapshot
 from tests.support.users import run_in_child
@@ -125,7 +126,7 @@ def killed_at(world: World, change: Change, delay: str) -> Iterator[None]:
     ) as tracer:
         child = 0
         try:
-            until(lambda: _traced(world.pid), "the tracer took hold of every thread")
+            until(lambda: proc.is_traced(world.pid), "the tracer took hold of every thread")
             child = os.fork()
             if child == 0:
                 with contextlib.suppress(OSError):
@@ -139,11 +140,6 @@ def killed_at(world: World, change: Change, delay: str) -> Iterator[None]:
             assert processes.wait_for_end(world.pid, world.session.starttime or 0, PATIENCE)
             if child:
                 os.waitpid(child, 0)
-
-
-def _traced(pid: int) -> bool:
-    tasks = [Path(f"/proc/{pid}/task/{task}/status").read_text() for task in os.listdir(f"/proc/{pid}/task")]
-    return all("TracerPid:\t0\n" not in status for status in tasks)
 
 
 def _intents(world: World) -> list[str]:
@@ -202,7 +198,7 @@ def test_a_kill_before_the_intent_leaves_no_change(mounted: Mounted, source: Pat
     before = snapshot(source)
     world = mounted(policy=ALLOW_ALL)
     with killed_at(world, change, "delay_enter"):
-        until(lambda: _in_call(world.pid), "the server was about to write the intent")
+        until(lambda: proc.state(world.pid) == "t", "the server was about to write the intent")
     assert snapshot(source) == before
     assert open_intents(examine(world, before)) == {}
     _go_on(mounted, world)
@@ -210,8 +206,3 @@ def test_a_kill_before_the_intent_leaves_no_change(mounted: Mounted, source: Pat
 
 def _changed(before: Tree, after: Tree) -> bool:
     return bool(differences(before, after))
-
-
-def _in_call(pid: int) -> bool:
-    """Whether the serving thread stands still in the tracer's hand."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "t"

@@ -18,6 +18,7 @@ import pytest
 
 from bonobofs.session import SessionState
 from bonobofs.system import mounts
+from tests.support import proc
 from tests.support.observe import companion_of, status
 from tests.support.tracing import traced
 from tests.support.users import outcome
@@ -45,11 +46,11 @@ def world(mounted: Mounted, source: Path) -> World:
 
 def _is_sending(pid: int, state: str = "") -> bool:
     """True if a thread other than the main one is in write(), and in that state, such as D."""
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        call, status = ((thread / name).read_text() for name in ("syscall", "status"))
-        if thread.name != str(pid) and call.startswith(_WRITE) and f"State:\t{state}" in status:
-            return True
-    return False
+    status = proc.threads(pid, "status")
+    return any(
+        thread != pid and call.startswith(_WRITE) and f"State:\t{state}" in status.get(thread, "")
+        for thread, call in proc.threads(pid, "syscall").items()
+    )
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Final
 
 import pytest
 
+from tests.support import proc
 from tests.support.observe import companion_of, recorded, status, text
 from tests.support.users import outcome
 from tests.support.wait import until
@@ -201,19 +202,15 @@ def test_the_server_frees_earlier_policies(mounted: Mounted, source: Path, polic
     policy.write_text(ALLOW_ALL + "".join(rules))
     world = mounted(policy=policy)
 
-    def holds() -> int:
-        lines = Path(f"/proc/{world.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
-
     def load_anew(last: int) -> None:
         while (generation := status(world).session.policy.generation) < last:
             os.kill(world.pid, signal.SIGHUP)
             until(lambda: status(world).session.policy.generation > generation, "a new generation", seconds=SOON)
 
     load_anew(4)
-    before = holds()
+    before = proc.memory(world.pid)
     load_anew(12)
-    assert holds() < before + 1_000, "kilobytes; each policy is about as many"
+    assert proc.memory(world.pid) < before + (1_000 << 10), "each policy takes about as many bytes"
 
 
 def test_a_role_removed_from_the_policy_may_only_read(mounted: Mounted, policy: Path) -> None:

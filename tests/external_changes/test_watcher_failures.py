@@ -12,6 +12,7 @@ import pytest
 
 from bonobofs import session
 from bonobofs.system.inotify import Watcher
+from tests.support import proc
 from tests.support.mount_fixtures import Traffic
 from tests.support.observe import companion_of, fill_queue, out_of_band, status, stopped, text, too_few_watches
 from tests.support.syscalls import RENAME_EXCHANGE, renameat2
@@ -49,8 +50,7 @@ def test_after_lost_events_everything_is_compared(source: Path, mounted: Mounted
     (source / "e/f/new").write_text("made in a directory that was not watched before")
     until((world.path / "e/f/new").exists, "what is new is watched")
     assert status(world).watch == session.WATCHING
-    descriptors = Path(f"/proc/{companion_of(world.pid)}/fd").iterdir()
-    assert [os.readlink(each) for each in descriptors].count("anon_inode:inotify") == 1  # a user may have 128
+    assert proc.descriptors(companion_of(world.pid)).count("anon_inode:inotify") == 1  # a user may have 128
 
 
 def _reads_of_split_move(source: Path) -> list[dict[bytes, list[bytes]]]:

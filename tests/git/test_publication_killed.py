@@ -12,6 +12,8 @@ import pytest
 
 from bonobofs.system import mounts
 from tests.git.conftest import Publishing, PublishingMaker
+from tests.support import proc
+from tests.support.observe import companion_of
 from tests.support.wait import until
 
 CALLS = ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "fdatasync", "ftruncate", "sendto", "fchmod", "write")
@@ -20,18 +22,8 @@ CALLS = ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "fdatasync", "ft
 
 def _pids(one: Publishing) -> tuple[int, int, int]:
     """The server, the companion and the worker."""
-    server = one.world.pid
-    companion = _children(server)[0]
-    workers = [pid for pid in _children(companion) if b"git.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return server, companion, workers[0]
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] or [
-        int(child)
-        for task in os.listdir(f"/proc/{pid}/task")
-        for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
-    ]
+    companion = companion_of(one.world.pid)
+    return one.world.pid, companion, proc.child(companion, b"git.worker")
 
 
 def _traced(pid: int, call: str, number: int, sent: str = "SIGKILL") -> subprocess.Popen[bytes]:
@@ -42,7 +34,7 @@ def _traced(pid: int, call: str, number: int, sent: str = "SIGKILL") -> subproce
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    while b"TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_bytes():
+    while not proc.is_traced(pid):
         assert tracer.poll() is None
     return tracer
 
@@ -86,7 +78,7 @@ def test_a_hook_of_a_killed_worker_ends(publishing: PublishingMaker) -> None:
     hooks = [subprocess.Popen(["sh", "-c", script], cwd=left) for script in ("echo x >request", "read line <answer")]
     try:
         for hook in hooks:
-            until(lambda: ") S " in Path(f"/proc/{hook.pid}/stat").read_text(), "the hook waits")  # noqa: B023
+            until(lambda: proc.state(hook.pid) == "S", "the hook waits")  # noqa: B023
         one.repo.commit("[gt-1] Two", {"a.md": "2\n"})
         for hook in hooks:
             hook.wait(30)
@@ -121,7 +113,7 @@ def _stopped(one: Publishing, call: str, number: int) -> subprocess.Popen[bytes]
     one.repo.write("a.md", f"{call} {number}\n")
     command = ["git", "commit", "-q", "-m", f"[gt-1] Stopped {number}", "a.md"]
     running = subprocess.Popen(command, cwd=one.repo.root, env=one.repo.env, stderr=subprocess.DEVNULL)
-    until(lambda: _state(worker) in "tT", "the worker stops")
+    until(lambda: proc.state(worker) in "tT", "the worker stops")
     tracer.send_signal(signal.SIGINT)
     tracer.communicate()
     return running
@@ -138,7 +130,7 @@ def test_a_companion_killed_during_publication_leaves_a_valid_repository(
     os.kill(companion, signal.SIGKILL)
     os.kill(worker, signal.SIGCONT)
     running.wait(60)
-    until(lambda: _state(worker) in "Z-", "the worker ends")
+    until(lambda: proc.state(worker) in "Z-", "the worker ends")
     until(lambda: not _left(one), "nothing is left")
     _operate(one, number)
     one.repo.git("reset", "-q", "--soft", one.source.id("aidlc/x"))
@@ -166,11 +158,3 @@ def test_killing_every_process_leaves_a_valid_repository(publishing: PublishingM
 
 def _left(one: Publishing) -> list[str]:
     return [path.name for path in one.git_dir.rglob("*") if path.suffix == ".lock" or "bonobofs" in path.name]
-
-
-def _state(pid: int) -> str:
-    """The letter of the state of a process; "-" if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "-"

@@ -20,6 +20,7 @@ from bonobofs.policy.decision import Code, Refused
 from bonobofs.session import lease_service
 from bonobofs.session.lease_service import HolderOption, LeaseTerms
 from tests.guard_socket.conftest import Called, CalledMount
+from tests.support import proc
 from tests.support.observe import companion_of, out_of_band, recorded, status, text
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, OrdinaryUser, bonobofs
@@ -107,11 +108,11 @@ def test_changes_go_on_during_a_restart(alice: Called) -> None:
 def test_a_companion_that_keeps_dying_is_restarted_with_delays(alice: Called) -> None:
     """Each delay is longer, up to 30 s. Changes are refused meanwhile, and `status` and `doctor` say why."""
     (alice.source / "file").write_text("as it was")
-    before = ""
+    before: list[int] = []
     for _ in range(6):
-        until(lambda last=before: _children(alice) not in ("", last), "there is another", seconds=30)  # type: ignore[misc]
-        before = _children(alice)
-        os.kill(int(before), signal.SIGKILL)
+        until(lambda last=before: proc.children(alice.world.pid) not in ([], last), "there is another", seconds=30)  # type: ignore[misc]
+        before = proc.children(alice.world.pid)
+        os.kill(before[0], signal.SIGKILL)
     until(lambda: "ended 6 times in a row" in (status(alice.world).watch or ""), "status names the deaths")
     until(lambda: status(alice.world).leases is not None, "leases are not known")
     with pytest.raises(PermissionError):
@@ -134,10 +135,6 @@ def test_a_companion_that_keeps_dying_is_restarted_with_delays(alice: Called) ->
     until(lambda: status(alice.world).leases is None, "leases are known again")
     (alice.path / "a").touch()
     assert alice("whoami")["agent"] == "alice"
-
-
-def _children(called: Called) -> str:
-    return Path(f"/proc/{called.world.pid}/task/{called.world.pid}/children").read_text()
 
 
 def test_status_says_why_the_leases_cannot_be_read(alice: Called, home: Path) -> None:
@@ -206,18 +203,13 @@ def test_a_companion_restarts_in_the_namespace_of_the_first(ordinary_user: Ordin
         (one,) = json.loads(ordinary_user.bonobofs("status", "--json").stdout)
         before = companion_of(one["pid"])
         os.kill(before, signal.SIGKILL)
-        until(lambda: _next_companion(one["pid"], before), "there is another")
+        until(lambda: proc.children(one["pid"]) not in ([], [before]), "there is another")
         # Until the new companion has read the leases, each change is refused.
         until(lambda: ordinary_user.run(ordinary_user.python, "-c", WRITE).returncode == 0, "it writes for a caller")
         assert ordinary_user.run("cat", source / "by-call").stdout == "text"
     finally:
         assert ordinary_user.bonobofs("umount", source).returncode == 0
     assert (source / "by-call").read_text() == "text"
-
-
-def _next_companion(server: int, before: int) -> bool:
-    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    return bool(children) and children != [str(before)]
 
 
 WRITE = """

@@ -6,7 +6,6 @@ import contextlib
 import json
 import select
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,12 @@ import pytest
 from bonobofs.errors import UsageError
 from bonobofs.files import bounded_reader
 from tests.guard_socket.conftest import Called, CalledMount, answer
+from tests.support import proc
 from tests.support.observe import companion_of
 from tests.support.wait import PATIENCE, until
 
 WHOAMI = b'{"call": "whoami"}\n'
 _MB = 1 << 20
-
-
-def most_held(pid: int) -> int:
-    """The most memory that a process has had at once, in bytes."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def log_of(called: Called) -> Path:
@@ -73,7 +67,7 @@ def test_a_call_with_many_values_takes_little_memory(alice: Called) -> None:
         for value in (b"{},", b'"",', b"[],"):
             end.sendall(b'{"call": "whoami", "x": [' + value * (15 * _MB // 3) + b"7]}\n")
             assert answer(end)["ok"] is False
-    assert most_held(companion) < 300 * _MB
+    assert proc.memory(companion, "VmHWM") < 300 * _MB
 
 
 SEARCH = b'{"call": "search_files", "query": "(a+)+$"}\n'
@@ -87,28 +81,19 @@ def test_endless_searches_delay_only_searches(alice: Called) -> None:
     try:
         for end in ends:
             end.sendall(SEARCH)
-        until(lambda: len(children(companion)) == 2, "two searches run")
+        until(lambda: len(proc.children(companion)) == 2, "two searches run")
         refused, _, _ = select.select(ends, [], [], PATIENCE)
         assert "try again" in answer(refused[0])["error"]["message"]
         began = time.monotonic()
         for turn in range(5):
             assert alice("write_file", path="other", content=str(turn))
             assert alice("whoami")["agent"] == "alice"
-            assert len(children(companion)) <= 2
+            assert len(proc.children(companion)) <= 2
         assert time.monotonic() - began < bounded_reader.SECONDS
         (alice.path / "mine").write_text("the mount goes on")
     finally:
         for end in ends:
             end.close()
-
-
-def children(pid: int) -> list[str]:
-    """The child processes of a process."""
-    found: list[str] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            found += (task / "children").read_text().split()
-    return found
 
 
 def test_calls_of_closed_connections_count_in_the_memory_limit(mounted_called: CalledMount, tmp_path: Path) -> None:
@@ -123,7 +108,7 @@ def test_calls_of_closed_connections_count_in_the_memory_limit(mounted_called: C
             with contextlib.suppress(OSError), called.connected() as end:
                 end.sendall(line)
         assert called("whoami")["agent"] == "alice"
-        assert most_held(companion_of(called.world.pid)) < 400 * _MB
+        assert proc.memory(companion_of(called.world.pid), "VmHWM") < 400 * _MB
         go.touch()
         assert answer(slow)["ok"]
     until((called.source / "b").exists, "a complete call has run")

@@ -11,18 +11,14 @@ from typing import Final
 import pytest
 
 from bonobofs.session import build
-from tests.support.mount_fixtures import MakePlace, Place
+from tests.support import proc
+from tests.support.mount_fixtures import MakePlace
 from tests.support.observe import companion_of, fill_queue, out_of_band, stopped
 from tests.support.users import run_in_child
 from tests.support.wait import until
 
 CROWD: Final = 100_000
 MEGABYTE: Final = 1_000_000
-
-
-def _resident(world: Place) -> int:
-    """Bytes of memory that the server has, shared ones included."""
-    return int(Path(f"/proc/{world.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +44,7 @@ def test_a_hundred_thousand_entries_are_listed_and_walked_within_75_megabytes(
         with os.scandir(world.path / "crowd") as entries:
             found = sorted(entry.name for entry in entries if entry.stat().st_size == 0)
         assert found == expected
-    assert _resident(world) < (75 if build() == "pure Python" else 85) * MEGABYTE  # compiled modules take 8 MB
+    assert proc.memory(world.pid) < (75 if build() == "pure Python" else 85) * MEGABYTE  # compiled modules take 8 MB
 
 
 def test_the_server_returns_the_memory_of_forgotten_files(own_place: MakePlace, crowd: Path) -> None:
@@ -56,11 +52,11 @@ def test_the_server_returns_the_memory_of_forgotten_files(own_place: MakePlace, 
     world = own_place(source=crowd)
     with os.scandir(world.path / "crowd") as entries:
         assert sum(entry.stat().st_size == 0 for entry in entries) == CROWD
-    walked = _resident(world)
+    walked = proc.memory(world.pid)
     outside = crowd.with_name("outside")
     (crowd / "crowd").rename(outside)
     try:
-        until(lambda: _resident(world) < walked - 20 * MEGABYTE, "the server returns memory")
+        until(lambda: proc.memory(world.pid) < walked - 20 * MEGABYTE, "the server returns memory")
         assert not (world.path / "crowd").exists()
     finally:
         outside.rename(crowd / "crowd")
@@ -71,12 +67,12 @@ def test_a_comparison_after_lost_events_costs_no_memory_for_listed_files(own_pla
     world = own_place(source=crowd)
     with os.scandir(world.path / "crowd") as entries:
         last = [entry.name for entry in entries if entry.stat().st_size == 0][-1]
-    listed = _resident(world)
+    listed = proc.memory(world.pid)
     with stopped(companion_of(world.pid)):
         fill_queue(crowd)
         os.utime(crowd / "crowd" / last)
     until(lambda: f"crowd/{last}" in out_of_band(world), "the last file was compared")
-    assert _resident(world) - listed < 8 * MEGABYTE
+    assert proc.memory(world.pid) - listed < 8 * MEGABYTE
 
 
 def test_a_listed_file_becomes_a_node_at_its_first_request(own_place: MakePlace) -> None:
@@ -109,7 +105,7 @@ def test_a_listing_alone_costs_no_memory_for_long(own_place: MakePlace, crowd: P
     """The server drops the nodes that the kernel forgets."""
     world = own_place(source=crowd)
     assert len(os.listdir(world.path / "crowd")) == CROWD
-    assert _resident(world) < 100 * MEGABYTE
+    assert proc.memory(world.pid) < 100 * MEGABYTE
 
 
 def test_only_accessed_files_cost_memory(own_place: MakePlace, crowd: Path) -> None:
@@ -122,7 +118,7 @@ def test_only_accessed_files_cost_memory(own_place: MakePlace, crowd: Path) -> N
         assert file.read_bytes() == b""
         file.chmod(0o600)
         file.chmod(0o644)
-    assert _resident(world) - _resident(small) < 2 * MEGABYTE
+    assert proc.memory(world.pid) - proc.memory(small.pid) < 2 * MEGABYTE
     (crowd.parent / "small").rmdir()
 
 
@@ -199,7 +195,7 @@ def test_changing_the_same_files_again_and_again_does_not_grow_the_server(own_pl
             os.unlink(world.path / "moved")
 
     run_in_child(round_of, 300)
-    before = _resident(world)
+    before = proc.memory(world.pid)
     for _ in range(2):
         run_in_child(round_of, 300)
-    assert _resident(world) - before < 2 * MEGABYTE
+    assert proc.memory(world.pid) - before < 2 * MEGABYTE

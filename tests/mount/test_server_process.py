@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
@@ -19,8 +18,10 @@ from bonobofs.ipc.session_config import SessionConfig, StartConfig
 from bonobofs.session import launcher
 from bonobofs.session.launcher import ServerStart
 from bonobofs.system import processes
+from tests.support import proc
 from tests.support.commands import bonobofs
 from tests.support.mount_fixtures import MakePlace, Place
+from tests.support.observe import companion_of
 from tests.support.wait import until
 from tests.support.world import ROOT
 
@@ -64,7 +65,7 @@ def test_the_kernel_never_enlarges_the_descriptor_table_of_a_usual_server(world:
 def test_the_server_has_the_root_as_its_directory_and_few_descriptors(world: Place) -> None:
     """Neither its working directory nor an inherited descriptor can make it wait for its own mount."""
     assert os.readlink(f"/proc/{world.pid}/cwd") == "/"
-    targets = sorted(os.readlink(f"/proc/{world.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{world.pid}/fd"))
+    targets = proc.descriptors(world.pid)
     state = str(world.home / "sessions" / world.session.session / ".live.json.")  # open while it is written
     files = [target for target in targets if target.startswith("/")]
     files = [target for target in files if not target.startswith(("/dev/null", "/proc/", state))]
@@ -92,9 +93,7 @@ def test_idle_processors_poll_only_while_requests_are_served(world: Place) -> No
             return int.from_bytes(device.read(4), sys.byteorder)
 
     if cpu_latency.device() is None:
-        assert "/dev/cpu_dma_latency" not in {
-            os.readlink(f"/proc/{world.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{world.pid}/fd")
-        }
+        assert "/dev/cpu_dma_latency" not in proc.descriptors(world.pid)
         return
 
     def works() -> bool:
@@ -117,8 +116,7 @@ def test_idle_processors_poll_only_while_requests_are_served(world: Place) -> No
 @pytest.mark.root
 def test_no_child_has_dev_fuse_and_the_server_maps_no_file_of_the_mount(world: Place) -> None:
     """A child with /dev/fuse would keep the connection open: after a kill of the server, every access would hang."""
-    (companion,) = Path(f"/proc/{world.pid}/task/{world.pid}/children").read_text().split()
-    held = [os.readlink(f"/proc/{companion}/fd/{fd}") for fd in os.listdir(f"/proc/{companion}/fd")]
+    held = proc.descriptors(companion_of(world.pid))
     assert held
     assert "/dev/fuse" not in held
     assert str(world.path) not in Path(f"/proc/{world.pid}/maps").read_text()
@@ -158,22 +156,12 @@ def mountpoint(tmp_path: Path) -> Path:
     return path
 
 
-def _processes_of(mountpoint: Path) -> list[int]:
-    """The processes that name the mountpoint in their command."""
-    found = []
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            found += [int(pid)] if os.fsencode(mountpoint) in words else []
-    return found
-
-
 def test_a_mount_that_is_refused_leaves_no_process(source: Path, mountpoint: Path) -> None:
     """The server is started before the checks."""
     refused = bonobofs("mount", source, mountpoint, "--policy", "absent.toml")
     assert refused.returncode == 1
     assert "there is no policy file" in refused.stderr
-    until(lambda: not _processes_of(mountpoint), "the server and the probe have ended")
+    until(lambda: not proc.processes_with(mountpoint), "the server and the probe have ended")
 
 
 KILLED = """
@@ -190,7 +178,7 @@ def test_a_server_ends_when_the_command_that_started_it_is_killed(mountpoint: Pa
     killed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     pid, starttime = map(int, killed.stdout.split())
     assert processes.wait_for_end(pid, starttime, 30)
-    until(lambda: not _processes_of(mountpoint), "the probe has ended")
+    until(lambda: not proc.processes_with(mountpoint), "the probe has ended")
 
 
 KILLED_LATE = """
@@ -216,7 +204,7 @@ def test_a_mount_is_served_although_its_command_was_killed(home: Path, source: P
     until(lambda: list((home / "sessions").glob("*/live.json")), "the mount is made")
     assert (mountpoint / ".bonobofs/policy.md").read_text()
     assert bonobofs("umount", mountpoint).stdout == f"{mountpoint}: unmounted\n"
-    until(lambda: not _processes_of(mountpoint), "the server has ended")
+    until(lambda: not proc.processes_with(mountpoint), "the server has ended")
     assert "crashed" not in bonobofs("audit", "verify").stdout
 
 
@@ -241,7 +229,7 @@ def test_a_mount_fails_in_time_if_its_server_is_stopped(
         patch.setattr(launcher, "SECONDS_TO_START", 1.0)
         with pytest.raises(MountError, match="the server did not start in 20 s"):
             session.start_with(server, home, request)
-    until(lambda: not _processes_of(mountpoint), "the server and the probe have ended")
+    until(lambda: not proc.processes_with(mountpoint), "the server and the probe have ended")
     assert os.listdir(home / "sessions") == []
     assert bonobofs("mount", source, mountpoint).returncode == 0
     assert bonobofs("umount", mountpoint).returncode == 0
@@ -267,4 +255,4 @@ def test_an_error_before_the_configuration_is_reported(source: Path, mountpoint:
         assert processes.is_alive(*server.process)
         server.begin(StartConfig(str(source), {"protect": 0}))
         assert server.serve(config).startswith("TypeError")
-    until(lambda: not _processes_of(mountpoint), "the server has ended")
+    until(lambda: not proc.processes_with(mountpoint), "the server has ended")

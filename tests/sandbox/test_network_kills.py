@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 from tests.sandbox.network_world import Network
+from tests.support.observe import companion_of
 from tests.support.wait import until
-
-
-def companion_of(server: int) -> int:
-    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    return int(children[0])
 
 
 def test_connections_need_the_record(network: Network) -> None:

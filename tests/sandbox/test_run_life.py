@@ -15,6 +15,7 @@ import pytest
 from bonobofs.system import mounts, processes
 from tests.sandbox.boxes import POLICY, Box
 from tests.sandbox.test_run_view import make_repository
+from tests.support import proc
 from tests.support.wait import until
 from tests.support.world import OrdinaryUser
 
@@ -31,13 +32,8 @@ def nothing_is_left(box: Box) -> None:
 
     def is_clean() -> bool:
         here = str(box.top).encode()
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                if here in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    return False
-            except OSError:
-                continue
-        return not is_mounted(box)
+        named = any(here in proc.command_line(pid) for pid in os.listdir("/proc") if pid.isdecimal())
+        return not (named or is_mounted(box))
 
     until(is_clean, "all processes and mounts end", seconds=SECONDS)
     assert not list(box.state.glob("runs/*"))
@@ -190,8 +186,7 @@ def test_nothing_survives_a_terminal_that_hangs_up_during_the_start(any_box: Box
 def test_a_killed_keeper_is_reported(user_box: Box) -> None:
     """The command ends as usual, and `run` tells the operator that the mount is left."""
     running = start(user_box, "sh", "-c", "echo begun; read line")
-    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGKILL)
+    os.kill(proc.children(running.pid)[0], signal.SIGKILL)
     _, errors = running.communicate("go\n", timeout=SECONDS)
     assert (running.returncode, "the mount may still exist" in errors) == (1, True)
     (mount,) = [mount for mount in mounts.bonobofs_mounts() if user_box.top in mount.mountpoint.parents]
@@ -225,9 +220,7 @@ def test_a_killed_companion_comes_back(user_box: Box) -> None:
     running = start(user_box, "sh", "-c", script)
     told = user_box.bonobofs("status", "--json").stdout
     server = int(re.findall(r'"pid": (\d+)', told)[0])
-    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    (companion,) = [pid for pid in children if b"bonobofs" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(int(companion), signal.SIGKILL)
+    os.kill(proc.child(server, b"bonobofs"), signal.SIGKILL)
     out, _ = running.communicate("go\n", timeout=SECONDS)
     assert (out, running.returncode) == ("True\n", 0)
     nothing_is_left(user_box)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from bonobofs import session
 from bonobofs.audit.entry import AuditEntry
 from bonobofs.audit.reader import read
+from tests.support import proc
 from tests.support.world import World
 
 LIMITS: Final = Path("/proc/sys/fs/inotify")
@@ -22,8 +23,7 @@ LIMITS: Final = Path("/proc/sys/fs/inotify")
 
 def companion_of(pid: int) -> int:
     """The companion of a server."""
-    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(child)
+    return proc.child(pid)
 
 
 @contextmanager

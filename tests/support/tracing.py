@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support import proc
 from tests.support.commands import environment
 from tests.support.wait import until
 from tests.support.world import World
@@ -18,15 +19,11 @@ from tests.support.world import World
 @contextmanager
 def traced(place: World, log: Path, *options: str, process: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """Trace the threads of a mount's server by strace, or those of another process."""
-    pid = process or place.session.pid
+    pid = process or place.pid
     command = ["strace", "-f", "-qq", "-s", "0", "-o", str(log), *options, "-p", str(pid)]
     with subprocess.Popen(command) as tracer:
-        tasks = Path(f"/proc/{pid}/task")
         try:
-            until(
-                lambda: all("TracerPid:\t0\n" not in (task / "status").read_text() for task in tasks.iterdir()),
-                "strace traces all threads",
-            )
+            until(lambda: proc.is_traced(pid), "strace traces all threads")
             yield tracer
         finally:
             tracer.terminate()

@@ -22,6 +22,7 @@ from bonobofs.session import Session
 from bonobofs.state import agent_registry
 from bonobofs.state.database import Database
 from bonobofs.system import mounts, processes, syscalls
+from tests.support import proc
 from tests.support.commands import ROOT, bonobofs, environment
 
 __all__ = [
@@ -179,8 +180,7 @@ class World:
         assert self.session.starttime is not None
         processes.send(self.session.pid, self.session.starttime, number)
         if not processes.wait_for_end(self.session.pid, self.session.starttime, 30):
-            threads = Path(f"/proc/{self.session.pid}/task").glob("*")
-            stacks = {each.name: (each / "stack").read_text() for each in threads}
+            stacks = proc.threads(self.session.pid, "stack")
             raise AssertionError(f"the server does not end; the kernel's stacks of its threads are {stacks}")
 
     def clear(self) -> list[str]:

@@ -19,6 +19,7 @@ from bonobofs.session.undo_service import expire_images
 from bonobofs.state.home import inside_directory
 from bonobofs.undo.image_expiry import usage
 from bonobofs.undo.images import OBJECTS, ImageFile, object_path
+from tests.support import proc
 from tests.support.commands import bonobofs
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.observe import companion_of, recorded
@@ -252,7 +253,7 @@ def test_a_content_that_the_companion_removes_slowly_is_hashed(own_place: MakePl
     companion, log = companion_of(place.pid), tmp_path / "log"
     slow = ("-e", "trace=unlinkat", "-e", "inject=unlinkat:delay_enter=5s", "-p", str(companion))
     with subprocess.Popen(["strace", "-f", "-qq", "-o", log, *slow]) as tracer:
-        until(lambda: "TracerPid:\t0\n" not in Path(f"/proc/{companion}/status").read_text(), "strace traces it")
+        until(lambda: proc.is_traced(companion), "strace traces it")
         call(inside_directory(place.home, place.session.session), "delete_file", path="d/file")
         tracer.terminate()
     _wait_for_hashes(place, 1)
@@ -273,7 +274,7 @@ def test_a_killed_companion_loses_no_image(own_place: MakePlace, tmp_path: Path,
     command = ["strace", "-f", "-qq", "-o", log, "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={when}"]
     companion = companion_of(place.pid)
     with subprocess.Popen([*command, "-p", str(companion)]) as tracer:
-        until(lambda: "TracerPid:\t0\n" not in Path(f"/proc/{companion}/status").read_text(), "strace traces it")
+        until(lambda: proc.is_traced(companion), "strace traces it")
         try:
             for name in names:
                 if name < "file4":

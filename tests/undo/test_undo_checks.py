@@ -21,6 +21,7 @@ from bonobofs.state.home import inside_directory
 from bonobofs.system import syscalls
 from bonobofs.undo.execution import UndoJournal
 from bonobofs.undo.steps import UndoStep, expectation
+from tests.support import proc
 from tests.support.commands import bonobofs
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.observe import companion_of, stopped
@@ -398,9 +399,8 @@ def test_a_directory_that_takes_the_path_during_a_step_stays(own_place: MakePlac
     place.umount()
     delay = ("-e", "trace=linkat", "-e", "inject=linkat:delay_enter=2000000", "-P", str(source / "docs/sub"))
     with traced_undo(source, tmp_path / "log", *delay) as tracer:
-        children = Path(f"/proc/{tracer.pid}/task/{tracer.pid}/children")
         until(
-            lambda: any(_is_in_call(int(child), _LINKAT) for child in children.read_text().split()),
+            lambda: any(_is_in_call(child, _LINKAT) for child in proc.children(tracer.pid)),
             "the undo keeps the content that it replaces",
         )
         _exchange(source / "docs/sub", source / "bin")
@@ -606,10 +606,7 @@ _LINKAT = "265 ", "37 "
 
 
 def _is_in_call(pid: int, call: tuple[str, str]) -> bool:
-    try:
-        return any((task / "syscall").read_text().startswith(call) for task in Path(f"/proc/{pid}/task").iterdir())
-    except (FileNotFoundError, ProcessLookupError):  # the process has ended
-        return False
+    return any(text.startswith(call) for text in proc.threads(pid, "syscall").values())
 
 
 @pytest.mark.root

@@ -25,6 +25,7 @@ from bonobofs.state.home import trail_path
 from bonobofs.undo.changes import RefMove
 from bonobofs.undo.steps import UndoStep
 from tests.git.conftest import FREE, Publishing, PublishingMaker
+from tests.support import proc
 from tests.support.commands import bonobofs, environment
 from tests.support.repositories import Repo
 from tests.support.source_state import undo
@@ -381,7 +382,7 @@ def test_a_slow_worker_is_called_once(publishing: PublishingMaker) -> None:
         worker = GitWorker(WorkerSession(*about, access_path=Path(source), is_operator=True))
         stack.callback(worker.close)
         worker.call("take_back", updates=[], check=True, publishers={}, details={})
-        os.kill(_child(b"git.worker"), signal.SIGSTOP)
+        os.kill(proc.child("self", b"git.worker"), signal.SIGSTOP)
 
         def called() -> GitWorker:
             calls.append(worker)
@@ -396,13 +397,6 @@ def test_a_slow_worker_is_called_once(publishing: PublishingMaker) -> None:
         assert (len(calls), one.source.id("aidlc/x")) == (1, made)
         RefsOfSource(Path(source), called).move_back(step)
     assert one.source.id("aidlc/x") == old
-
-
-def _child(words: bytes) -> int:
-    """The child of this process with some words in its command line."""
-    children = [pid for each in Path("/proc/self/task").iterdir() for pid in (each / "children").read_text().split()]
-    (found,) = [int(pid) for pid in children if words in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return found
 
 
 @pytest.mark.root

@@ -17,6 +17,7 @@ import pytest
 from bonobofs.ipc.client import call
 from bonobofs.state.home import inside_directory
 from bonobofs.system import syscalls
+from tests.support import proc
 from tests.support.commands import bonobofs
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.source_state import AGENT_ALL, state_of, undo, without_directory_times
@@ -96,8 +97,7 @@ def test_a_file_with_the_temporary_name_returns(
         _save(place.source / name)
         until(lambda: _WORK in _texts(place.source, ".bonobofs-"), "the file has the temporary name")
         if happens == "kill":
-            (pid,) = Path(f"/proc/{tracer.pid}/task/{tracer.pid}/children").read_text().split()
-            os.kill(int(pid), signal.SIGKILL)
+            os.kill(proc.child(tracer.pid), signal.SIGKILL)
         elif happens == "save":
             _save(place.source / name, "second\n")
         else:
