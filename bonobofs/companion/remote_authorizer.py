@@ -153,7 +153,10 @@ class RemoteAuthorizer:
         )
 
     def generation(self) -> dict[str, Any]:
-        """Return {"generation", "leases"} of the server. "leases" is "none", "known" or "unknown"."""
+        """Return {"generation", "leases", "answers"} of the server.
+
+        "leases" is "none", "known" or "unknown". "answers" has the arguments of `compile_answers`.
+        """
         return self._ask(MessageKind.DECIDE, {})[1]
 
     def record_call(self, request: Request, context: Context = NO_FACTS, /, **record: Unpack[CallRecord]) -> None:

@@ -141,11 +141,11 @@ class Enforcer:
         self._install_policy(self.policy.with_answers(compile_answers(session, self._answers.values())))
 
     @property
-    def answers(self) -> list[int]:
-        """Numbers of the answers in force."""
-        return list(self._answers)
+    def answers(self) -> list[dict[str, Any]]:
+        """The answers in force."""
+        return list(self._answers.values())
 
-    def _use(self, answers: list[int], details: dict[str, Any] | None) -> dict[str, Any]:
+    def use_answers(self, answers: list[int], details: dict[str, Any] | None) -> dict[str, Any]:
         """Return the details of a change that answers permit, and begin the end of those that permit it once."""
         for number in answers:
             answer = self._answers.get(number)
@@ -269,7 +269,7 @@ class Enforcer:
         if Layer.SOURCE not in layers:
             details = {**(details or {}), LAYER: layers[-1].value}
         if any(answers):
-            details = self._use([each for each in answers if each], details)
+            details = self.use_answers([each for each in answers if each], details)
         keeper = (keeper or self.keeper) if guard == "file" else None
         if keeper is not None:
             details = details or {}
@@ -391,7 +391,7 @@ class Enforcer:
         if permit.layer is not Layer.SOURCE:
             details = {LAYER: permit.layer.value}
         if permit.answer:
-            details = self._use([permit.answer], details)
+            details = self.use_answers([permit.answer], details)
         seq = self._intend(request, permit, caller, details, 0, ACTIONS.get(request.operation, "modify"))
         return self._batches.add(key, WriteBatch(request, permit, self.generation, seq, now, caller))
 

@@ -193,7 +193,8 @@ class RemoteAuthorization:
         if "question" not in request:
             leases = self._enforcer.policy.leases
             known = "none" if leases is None else "known" if leases.known else "unknown"
-            return {"generation": self._enforcer.state[0], "leases": known}
+            answers = [self._enforcer.trail.identity[0], self._enforcer.answers]
+            return {"generation": self._enforcer.state[0], "leases": known, "answers": answers}
         return encode_decision(self._decide_in_source(_change(request["question"])))
 
     def _explain(self, request: Document) -> Document:
@@ -239,6 +240,8 @@ class RemoteAuthorization:
             if isinstance(decision, Denied):
                 raise self._enforcer.deny(decision, caller, guard=guard)
             permits.append(decision)
+        if answers := request.get("answers"):
+            record["details"] = self._enforcer.use_answers(answers, record.get("details"))
         first = changes[0].request
         admission = self._enforcer.authorize(first, *permits, caller=caller, keeper=self.keeper, **record)
         self._enforcer.companion_changes += 1

@@ -59,7 +59,8 @@ class OperatorAnswers:
         """Remove the answers that have ended, and report those in force."""
         self._enforcer.expire_answers()
         if self._number:
-            self._send(MessageKind.ANSWERS_APPLIED, {"number": self._number, "live": self._enforcer.answers})
+            live = [each["number"] for each in self._enforcer.answers]
+            self._send(MessageKind.ANSWERS_APPLIED, {"number": self._number, "live": live})
 
     def tidy(self) -> None:
         """Report the questions that were repeated since the last call."""

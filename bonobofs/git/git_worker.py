@@ -187,14 +187,14 @@ class GitWorker:
         return {**encode_decision(admission.permit), "number": admission.seq}
 
     def _state(self) -> dict[str, Any]:
-        """Return the server's policy and leases. A concurrent change also changes the generation."""
+        """Return the server's policy, leases and answers of the operator. A concurrent change also changes the generation."""
         state = self._authorizer.generation()
         known = self._session.leases()
         leases = {"none": None, "known": known, "unknown": "unknown"}[state["leases"]]
         kept = session_directory(self._session.home, self._session.session) / "tracked.json"
         tracked = read_document(kept)["paths"] if kept.exists() else []
         policy = self._authorizer.plain_policy
-        return {"generation": state["generation"], "policy": policy, "leases": leases, "tracked": tracked}
+        return {**state, "policy": policy, "leases": leases, "tracked": tracked}
 
     def _published(self, agent_id: str = "") -> PublishedBranches:
         return PublishedBranches(

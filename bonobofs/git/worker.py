@@ -42,6 +42,7 @@ from bonobofs.git.repository import GitRepository, TreeDifference
 from bonobofs.git.shared_head import HeadReplacement, IndexConflictError, IndexReplacement, finish_index, finish_moves
 from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, find_git_dirs, read_head
 from bonobofs.ipc.codec import decode_decision, encode_denied, encode_request
+from bonobofs.policy.answers import compile_answers
 from bonobofs.policy.compiled import Tracked
 from bonobofs.policy.decision import Denied, Permit, Refused, as_document
 from bonobofs.policy.engine import Policy, compile_policy, decide_in_source
@@ -157,7 +158,7 @@ class JudgingAuthorizer:
         """Whether denials are recorded: not those of a check."""
 
     def follow(self, state: dict[str, Any]) -> None:
-        """Replace the state for decisions: {"policy", "tracked", "leases", "generation"}."""
+        """Replace the state for decisions: {"policy", "tracked", "leases", "answers", "generation"}."""
         self._generation = state.pop("generation")
         if state != self._plain:
             self._plain = state
@@ -166,7 +167,7 @@ class JudgingAuthorizer:
             )
             leases = state["leases"]
             known = None if leases is None else compile_leases(leases) if isinstance(leases, list) else UNKNOWN
-            self.policy = policy.bound_by(known)
+            self.policy = policy.bound_by(known).with_answers(compile_answers(*state["answers"]))
 
     def decide(self, request: Request, context: Context = NO_FACTS) -> Permit | Denied:
         """As `Authorizer.decide`."""
@@ -178,12 +179,14 @@ class JudgingAuthorizer:
         """As `Authorizer.authorize`."""
         guard = record.get("guard", "file")
         while True:
+            answers = set()
             for part in (RelatedChange(request, context), *related):
                 decision = self.decide(part.request, part.context)
                 if isinstance(decision, Denied):
                     raise self.deny(decision, record.get("caller", NO_CALLER), guard=guard)
-            question = encode_request(request, context)
-            answer = self._channel.ask("admit", question=question, generation=self._generation, **record)
+                answers.add(decision.answer)
+            judged = {"generation": self._generation, "answers": sorted(answers - {0})}
+            answer = self._channel.ask("admit", question=encode_request(request, context), **judged, **record)
             if "state" not in answer:
                 break
             self.follow(answer["state"])
@@ -618,7 +621,8 @@ def _failure(error: Exception, effect: str = "not published") -> dict[str, Any]:
     denied = error.decision
     holder = "" if denied.holding is None else str(denied.holding)
     path = f"{denied.path}:" if denied.path else ""
-    text = " ".join(filter(None, (path, denied.reason, denied.about, holder, denied.instead)))
+    question = denied.question and f"The question is {denied.question}."
+    text = " ".join(filter(None, (path, denied.reason, denied.about, holder, question, denied.instead)))
     document = as_document(denied, denied.path, denied.operation)
     return {"status": 1, "denied": document, "line": f"{effect}: {denied.rule}. {text}"}
 

@@ -73,11 +73,12 @@ class MessageKind(enum.IntEnum):
 
     # requests of the companion, each with an "id" that REPLY repeats; a question is what `codec.encode_request` makes
     DECIDE = 20
-    """{"question"}: the decision on a change of the source. Without a question, the reply is {"generation", "leases"}:
-    the policy and leases by which the server judges now."""
+    """{"question"}: the decision on a change of the source. Without a question, the reply is {"generation", "leases",
+    "answers"}: the policy, leases and answers (session and list) by which the server judges now."""
     AUTHORIZE = 21
     """{"question", "related"} and the fields of `ChangeRecord`; a permitted change is in flight until ENDED. With
-    "generation", the companion has judged the related changes; the reply is "stale" if the server has a newer one."""
+    "generation", the companion has judged the related changes, and "answers" permitted them; the reply is "stale" if the
+    server has a newer one."""
     ENDED = 22
     """{"admission", "error", "reason", "written", "details"}: the outcome of a change. The reply comes when the mount
     shows it."""

@@ -106,7 +106,7 @@ class OperatorAuthorizer:
         self._enforcer: Final = enforcer
 
     def generation(self) -> dict[str, Any]:
-        return {"generation": 0, "leases": "none"}
+        return {"generation": 0, "leases": "none", "answers": ["", []]}
 
     def authorize_judged(self, request: Request, document: dict[str, Any]) -> Admission | None:
         caller = Caller(*document["caller"])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.git.conftest import Publishing, PublishingMaker
+import re
+
+from tests.git.conftest import FREE, Publishing, PublishingMaker
+from tests.support.commands import bonobofs
+from tests.support.wait import until
 
 
 def _commit(one: Publishing, message: str, path: str) -> str:
@@ -34,6 +38,21 @@ def test_a_commit_is_published_by_its_hook_and_recorded(publishing: PublishingMa
     assert one.entries()[-1].result == "denied"
     assert "published aidlc/gt-1" in one.repo.run("commit", "--amend", "-m", "[gt-1] Good").stderr.decode()
     assert one.source.id("aidlc/gt-1") == one.repo.id()
+
+
+def test_a_path_that_the_operator_allows_can_be_published(publishing: PublishingMaker) -> None:
+    """A refused publication asks too. The record of the publication names the answer."""
+    one = publishing(policy=FREE + '[[ask]]\npaths = ["docs/"]\n')
+    one.repo.git("switch", "-qc", "aidlc/x")
+    one.repo.git("update-index", "--add", "--cacheinfo", f"100644,{one.repo.id('main:a.md')},docs/a.yml")
+    refused = one.repo.run("commit", "-qm", "[gt-1] Add a workflow").stderr.decode()
+    (question,) = re.findall(r"The question is (q-\w+)\.", refused)
+    until(lambda: bonobofs("ask", "show", question).returncode == 0, "the question is stored")
+    assert bonobofs("ask", "allow", question).returncode == 0
+    until(lambda: one.repo.run("push", "source", "aidlc/x").returncode == 0, "the answer permits the publication")
+    assert one.source.id("aidlc/x") == one.repo.id()
+    intent = [entry for entry in one.entries() if entry.operation == "publish" and entry.kind == "intent"][-1]
+    assert intent.details["answers"] == [1]
 
 
 def test_push_fetch_and_delete_of_a_branch(publishing: PublishingMaker) -> None:
