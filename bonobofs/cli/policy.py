@@ -184,7 +184,8 @@ def init(
         found = {**project._asdict(), "source": str(project.source)}
         document({**found, "extends": written.preset, "policy": str(written.file), "next": commands})
         return
-    say(f"{written.file}: written, with {written.examples} examples; it extends the preset {written.preset}")
+    plural = "" if written.examples == 1 else "s"
+    say(f"{written.file}: written with {written.examples} example{plural}; it extends the preset {written.preset}")
     say(f"languages    {', '.join(project.languages) or 'none found'}")
     say(f"lock files   {', '.join(project.lock_files) or 'none'}")
     say(f"scratch      {', '.join(project.scratch) or 'only that of the preset'}")
