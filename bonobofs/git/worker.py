@@ -407,8 +407,8 @@ class Worker:
                 return {"status": 0, "line": ""}
             index.lock()
             with (
-                HeadReplacement(self._git_dir, token, (current, head), (old, new), person) as new_head,
                 self._authorizer.authorize(request, caller=_SWITCH, details=details, guard=GUARD),
+                HeadReplacement(self._git_dir, token, (current, head), (old, new), person) as new_head,
             ):
                 new_head.lock()
                 index.install()

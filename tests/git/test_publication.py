@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 
 from tests.git.conftest import FREE, Publishing, PublishingMaker
 from tests.support.commands import bonobofs
+from tests.support.observe import out_of_band
 from tests.support.wait import until
 
 
@@ -87,6 +89,18 @@ def test_the_operators_checkout_follows_and_keeps_staged_changes(publishing: Pub
     # The operator commits at once, on what the session has left.
     one.source.git("commit", "-qm", "The operator's")
     assert one.source.git("show", "--name-only", "--format=", "HEAD") == "docs/mine.md\n"
+
+
+def test_switches_are_no_external_changes(publishing: PublishingMaker) -> None:
+    """The temporary files of a switch in the source's .git are part of the recorded change."""
+    one = publishing()
+    one.repo.git("branch", "-q", "aidlc/x")
+    for branch in ("aidlc/x", "main") * 5:
+        one.repo.git("switch", "-q", branch)
+        time.sleep(0.3)  # the watcher reads the events of each switch by themselves
+    one.source.write("beside.md", "written beside the mount\n")
+    until(lambda: "beside.md" in out_of_band(one.world), "the external change is recorded")
+    assert [path for path in out_of_band(one.world) if path.startswith(".git/")] == []
 
 
 def test_a_switch_over_staged_work_or_a_moved_head_is_not_mirrored(publishing: PublishingMaker) -> None:
