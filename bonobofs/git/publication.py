@@ -154,7 +154,7 @@ class Publisher:
         self._rules: Final = rules_of(authorizer.policy.document)
         self._own: Final = identity(authorizer.agent, self._rules)
         self._tips: Final = repository.protected_tips(self._rules)
-        self._base: Final = cache(repository.merge_base)
+        self._bases: Final = cache(repository.merge_bases)
         self._elsewhere: Final[dict[str, frozenset[str]]] = {}
         """{tip: commits that it reaches and no branch of the source does}"""
 
@@ -358,19 +358,19 @@ class Publisher:
 
     def _wholes(self, current: str, tip: str) -> Iterator[tuple[str, Iterator[TreeDifference]]]:
         """Yield (base, differences) of the whole update: against the old tip and against protected branches."""
-        bases = dict.fromkeys(base for each in self._tips if (base := self._base(tip, each)))
+        bases = dict.fromkeys(base for each in self._tips for base in self._bases(tip, each))
         if current:
             yield current, self._unpublished(self._repository.differences(current, tip), current, list(bases))
         for base in bases:
-            before = self._base(current, base) if current else ""
-            yield base, self._unpublished(self._reverted(base, before, current, tip), base, ())
+            yield base, self._unpublished(self._reverted(base, current, tip), base, ())
 
-    def _reverted(self, base: str, before: str, current: str, tip: str) -> Iterator[TreeDifference]:
-        """Yield the differences from `base` to `tip`, without content that `current` has there and `before` lacks."""
+    def _reverted(self, base: str, current: str, tip: str) -> Iterator[TreeDifference]:
+        """Yield the differences from `base` to `tip`, without content that `current` has since its merge bases."""
         entry = self._repository.entry
+        before = (self._bases(current, base) if current else ()) or ("",)
         for each in self._repository.differences(base, tip):
-            had = current and entry(current, each.path) == each.new and entry(before, each.path) != each.new
-            if not had:
+            has = current and entry(current, each.path) == each.new
+            if not has or any(entry(commit, each.path) == each.new for commit in before):
                 yield each
 
     def _unpublished(
@@ -382,15 +382,15 @@ class Publisher:
                 yield each
 
     def _is_taken(self, difference: TreeDifference, before: str, commit: str) -> bool:
-        """True if `commit` has the new content, or removed the path since its merge base with `before`."""
+        """True if `commit` has the new content, or removed the path since its merge bases with `before`."""
         path, _, new = difference
         if self._repository.entry(commit, path) != new:
             return False
         if new is not None:
             return True
-        # `commit` removed the path only if the merge base has it.
-        base = self._base(before, commit) if before else ""
-        return bool(base) and self._repository.entry(base, path) is not None
+        # `commit` removed the path only if each merge base has it.
+        bases = self._bases(before, commit) if before else ()
+        return bool(bases) and all(self._repository.entry(base, path) is not None for base in bases)
 
     def _questions(
         self,

@@ -14,7 +14,7 @@ from pygit2.enums import ObjectType, Option
 
 from bonobofs.errors import GitError
 from bonobofs.git.branch_rules import BranchRules
-from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, TREE, find_common_dir
+from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, TREE, find_common_dir, run_git
 from bonobofs.policy.request import HEAD_BYTES
 
 _MOST_TREES: Final = 2000
@@ -126,10 +126,14 @@ class GitRepository:
                 break
         return found
 
-    def merge_base(self, first: str, second: str) -> str:
-        """Return the best common ancestor, or ""."""
-        base: object = self.raw.merge_base(pygit2.Oid(hex=first), pygit2.Oid(hex=second))
-        return "" if base is None else str(base)
+    def merge_bases(self, first: str, second: str) -> tuple[str, ...]:
+        """Return all best common ancestors. Raises GitError if git cannot list them."""
+        best: object = self.raw.merge_base(pygit2.Oid(hex=first), pygit2.Oid(hex=second))
+        if best is None or str(best) in (first, second):
+            return () if best is None else (str(best),)
+        # libgit2 finds one of them. git is not run if that one is an end, because then it is the only one.
+        command = ("merge-base", "--all", first, second)
+        return tuple(run_git(*command, environment=self._environment(), kind="damaged").decode("ascii").split())
 
     def reaches(self, tip: str, commit: str) -> bool:
         """True if `commit` is `tip` or an ancestor of it."""
@@ -198,17 +202,22 @@ class GitRepository:
         """Return the first HEAD_BYTES bytes of a blob. Raises GitError if it cannot be read."""
         if self.size(oid) < _LARGE:
             return self.bytes_of(oid)[:HEAD_BYTES]
-        first, *others = map(str, self._objects)
-        environment = {**ENVIRONMENT, "GIT_DIR": str(self.git_dir), "GIT_OBJECT_DIRECTORY": first}
-        environment["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = ":".join(others)
         command = ["git", "-c", "core.bigFileThreshold=1m", "cat-file", "blob", oid]
-        with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as running:
+        with subprocess.Popen(
+            command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        ) as running:
             assert running.stdout is not None
             head = running.stdout.read(HEAD_BYTES)
             running.kill()
         if len(head) < HEAD_BYTES:
             raise GitError(f"object {oid} cannot be read", kind="damaged")
         return head
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment in which git reads the repository and the further object directories."""
+        first, *others = map(str, self._objects)
+        alternates = {"GIT_OBJECT_DIRECTORY": first, "GIT_ALTERNATE_OBJECT_DIRECTORIES": ":".join(others)}
+        return {**ENVIRONMENT, "GIT_DIR": str(self.git_dir), **alternates}
 
     def fingerprint(self, oid: str) -> str:
         """Return a digest of a commit's change against its first parent. Line numbers do not affect it."""

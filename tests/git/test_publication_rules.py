@@ -224,6 +224,28 @@ def test_a_fake_merge_that_reverts_files_is_refused(direct: DirectMaker) -> None
     assert one.refused(new=ours).path == "Cargo.toml"
 
 
+def test_a_fake_merge_of_the_parents_of_a_merge_is_refused(direct: DirectMaker) -> None:
+    """Both parents are merge bases with main, and git's merge takes what one of them has changed."""
+    one = direct()
+    one.source.git("switch", "-qc", "feature")
+    one.source.commit("[gt-0] New version", {"Cargo.toml": "version = 2\n"})
+    one.source.git("switch", "-q", "main")
+    one.source.commit("[gt-0] More", {"more.md": "m"})
+    one.source.git("merge", "-q", "--no-ff", "-m", "Merge feature", "feature")
+    one.source.git("branch", "-qD", "feature")
+    one.repo.git("fetch", "-q")
+    old, new = one.repo.id("origin/main^1"), one.repo.id("origin/main^2")
+    for parents in ((old, new), (new, old)):
+        arguments = [word for parent in parents for word in ("-p", parent)]
+        fake = one.repo.git("commit-tree", f"{old}^{{tree}}", *arguments, "-m", "Merge feature").strip()
+        assert one.refused(new=fake).path == "Cargo.toml"
+    merge = one.repo.git("commit-tree", "origin/main^{tree}", "-p", old, "-p", new, "-m", "Merge feature").strip()
+    assert one.publish(new=merge)[0].kind == "create"
+    # The same on a branch that is published already.
+    fake = one.repo.git("commit-tree", f"{old}^{{tree}}", "-p", merge, "-m", "[gt-1] Back").strip()
+    assert one.refused(new=fake).path == "Cargo.toml"
+
+
 def test_an_old_published_version_of_a_file_is_judged(direct: DirectMaker) -> None:
     one = direct()
     one.source.commit("[gt-0] New version", {"Cargo.toml": "version = 2\n"})
