@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Unpack
 
+import pygit2
+
 from bonobofs.audit.entry import TOUCHES
 from bonobofs.enforcement.authorizer import (
     NO_CALLER,
@@ -393,8 +395,10 @@ class Worker:
         old, new = (self._commit_of(repository, each) for each in (current, head))
         if current != call["expected"] or call["shared"]:
             raise self._refuse(branch_rules.SHARED, f"HEAD of the source: {current}.", _SWITCH)
+        is_branch = head.startswith(f"ref: {BRANCHES}") and pygit2.reference_is_valid_name(head[5:])
+        is_missing = not new and (bool(old) or not is_branch)
         check = call.get("check")  # the command that follows may publish the commit of the new HEAD
-        if not check and not new and (old or not head.startswith(f"ref: {BRANCHES}")):
+        if (head.startswith("ref: ") and not is_branch) or (is_missing and not check):
             raise self._refuse(branch_rules.UNPUBLISHED, f"HEAD: {head}.", _SWITCH)
         details = {"from": current, "to": head, "commit": new, TOUCHES: [".git/"]}
         request = Request(Operation.CHECKOUT_BRANCH, WorkspacePath(""))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from pathlib import Path
 
+import pytest
+
+from bonobofs.ipc.client import call
 from tests.git.conftest import FREE, Publishing, PublishingMaker
 from tests.support.commands import bonobofs
 from tests.support.observe import out_of_band
+from tests.support.repositories import Repo
 from tests.support.wait import until
 
 
@@ -118,6 +124,25 @@ def test_a_switch_over_staged_work_or_a_moved_head_is_not_mirrored(publishing: P
     assert "git.checkout" in one.repo.run("switch", "aidlc/x").stderr.decode()
     assert (one.git_dir / "HEAD").read_text() == "ref: refs/heads/other\n"
     one.source.git("symbolic-ref", "HEAD", "refs/heads/main")
+
+
+@pytest.mark.parametrize("ref", ["refs/tags/v1", "refs/remotes/origin/main", "refs/custom/x", "refs/heads/../tags/v1"])
+def test_the_operators_head_follows_to_branches_alone(publishing: PublishingMaker, ref: str) -> None:
+    """On another ref, the operator's next commit would move that ref."""
+    one = publishing()
+    one.source.git("update-ref", os.path.normpath(ref), "main")
+    one.repo.git("switch", "-qc", "aidlc/x")
+    for check in (True, False):
+        answer = call(one.socket.parent, "git.head", head=f"ref: {ref}", check=check)
+        assert answer["denied"]["rule"] == "git.unpublished"
+    assert (one.git_dir / "HEAD").read_text() == "ref: refs/heads/aidlc/x\n"
+
+
+def test_an_empty_source_gets_no_head_that_git_cannot_read(publishing: PublishingMaker, tmp_path: Path) -> None:
+    one = publishing(source=Repo(tmp_path / "empty").init())
+    assert call(one.socket.parent, "git.head", head="ref: refs/heads/a..b")["denied"]["rule"] == "git.unpublished"
+    assert call(one.socket.parent, "git.head", head="ref: refs/heads/aidlc/x")["status"] == 0
+    assert (one.git_dir / "HEAD").read_text() == "ref: refs/heads/aidlc/x\n"
 
 
 def test_a_later_failure_says_that_the_branch_is_published(publishing: PublishingMaker) -> None:
