@@ -186,11 +186,13 @@ def _upload(session: SessionContext, descriptors: Sequence[int]) -> Any:
     return session.git_worker.call("upload", descriptors)
 
 
-def _publish(session: SessionContext, head: str, descriptors: Sequence[int]) -> Any:
+def _publish(session: SessionContext, head: str, descriptors: Sequence[int], is_linked: bool = False) -> Any:
+    """Publish the branch at HEAD, and move HEAD of the source unless `head` is that of a linked worktree."""
     _check_line(head)
+    own: dict[str, Any] = {} if is_linked else {"head": head}
     if head.startswith("ref: refs/heads/"):
-        return session.git_worker.call("receive", descriptors, head=head, ref=head.removeprefix("ref: "))
-    return session.git_worker.call("head", head=head)
+        return session.git_worker.call("receive", descriptors, ref=head.removeprefix("ref: "), **own)
+    return {"status": 0, "line": ""} if is_linked else session.git_worker.call("head", head=head)
 
 
 def _head(session: SessionContext, head: str, check: bool = False) -> Any:

@@ -32,14 +32,17 @@ def main() -> int:
     if sys.argv[3:5] == ["post-rewrite", "amend"] or (sys.argv[3:4] == ["post-checkout"] and sys.argv[-1] == "0"):
         return 0
     git_dir = _find_git_dir()
+    if "/.git/modules/" in git_dir:  # a commit in a submodule stays in the session
+        return 0
     with open(f"{git_dir}/HEAD", encoding="utf-8", errors="surrogateescape") as file:
         head = file.read().strip()
     if any(os.path.isdir(f"{git_dir}/{name}") for name in _UNDER_WAY):
         return 0
-    return _publish(socket, head)
+    return _publish(socket, head, is_linked="/.git/worktrees/" in git_dir)
 
 
-def _publish(socket: str, head: str) -> int:
+def _publish(socket: str, head: str, *, is_linked: bool) -> int:
+    """Publish HEAD. HEAD of the source does not follow that of a linked worktree."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
     pushing = 0
     ref = head.removeprefix("ref: ")
@@ -51,7 +54,8 @@ def _publish(socket: str, head: str) -> int:
         pushing = os.posix_spawnp("git", command, os.environ, file_actions=actions)
     ours.close()
     try:
-        answer = _call(socket, b'{"call": "git.publish", "head": "%s"}' % _quoted(head), (theirs.fileno(),), theirs)
+        words = b'"head": "%s", "is_linked": %s' % (_quoted(head), b"true" if is_linked else b"false")
+        answer = _call(socket, b'{"call": "git.publish", %s}' % words, (theirs.fileno(),), theirs)
     finally:
         theirs.close()  # git push ends when the other end of its socket is closed
         if pushing:
@@ -106,7 +110,10 @@ def _find_git_dir() -> str:
     directory = os.getcwd()
     while not os.path.exists(f"{directory}/.git") and directory != "/":
         directory = os.path.dirname(directory)
-    return f"{directory}/.git"
+    if not os.path.isfile(f"{directory}/.git"):
+        return f"{directory}/.git"
+    with open(f"{directory}/.git", encoding="utf-8", errors="surrogateescape") as file:
+        return os.path.join(directory, file.read().removeprefix("gitdir: ").rstrip("\n"))
 
 
 def _quoted(text: str) -> bytes:

@@ -282,7 +282,7 @@ class Worker:
         """Run receive-pack on the descriptors, judge and publish in its hook, then mirror HEAD."""
         receiving = _Receiving(self._directory, self._common, self._advertised(call.get("ref", "")))
         try:
-            answer = self._serve(receiving, descriptors, quiet="head" in call)
+            answer = self._serve(receiving, descriptors, quiet="ref" in call)
         finally:
             receiving.remove()
         if "head" in call and answer["status"] == 0:

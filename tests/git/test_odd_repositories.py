@@ -12,6 +12,7 @@ import pytest
 
 from bonobofs import session
 from bonobofs.state.project_policies import store_preset
+from tests.git.desks import Desk
 from tests.git.test_session_git_dir import PRESET, git
 from tests.support.repositories import Repo
 from tests.support.world import Mounted
@@ -164,7 +165,11 @@ def test_a_commit_in_a_submodule_stays_in_the_session(mounted: Mounted, source: 
     git(inner, "switch", "-q", "-c", "own")
     git(inner, "commit", "-q", "--allow-empty", "-m", "in the submodule")
     assert "new commits" in git(world.path, "status")
+    # A command without a hook, after which the session's git publishes.
+    done = Desk(world).run("reset", "-q", "--soft", "HEAD^", at="lib/middle")
+    assert (done.returncode, done.stderr) == (0, "")
     assert Repo(source / "lib/middle").id() == before
+    assert (source / ".git/HEAD").read_text() == "ref: refs/heads/main\n"
 
 
 def test_a_partial_clone_fetches_missing_objects(mounted: Mounted, source: Path, tmp_path: Path) -> None:

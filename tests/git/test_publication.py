@@ -145,6 +145,26 @@ def test_an_empty_source_gets_no_head_that_git_cannot_read(publishing: Publishin
     assert (one.git_dir / "HEAD").read_text() == "ref: refs/heads/aidlc/x\n"
 
 
+def test_a_linked_worktree_publishes_and_moves_no_head_of_the_source(
+    publishing: PublishingMaker, tmp_path: Path
+) -> None:
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    tree = Repo(tmp_path / "linked")
+    tree.env = one.repo.env
+    for made in (["-qb", "aidlc/y", str(tree.root)], ["--detach", str(tmp_path / "detached"), "aidlc/y"]):
+        told = one.repo.run("worktree", "add", *made).stderr.decode()
+        assert "Traceback" not in told
+        assert ("published aidlc/y (0 commits)\n" in told) == ("aidlc/y" in made[:2])
+    tree.write("y.md", "y\n")
+    tree.git("add", "y.md")
+    assert tree.run("commit", "-qm", "[gt-1] Add y").stderr.decode() == "published aidlc/y (1 commit)\n"
+    assert one.source.id("aidlc/y") == tree.id()
+    assert "git.message" in tree.run("commit", "--amend", "-qm", "No issue").stderr.decode()
+    assert (one.git_dir / "HEAD").read_text() == "ref: refs/heads/aidlc/x\n"
+    assert one.source.git("status", "--porcelain") == ""
+
+
 def test_a_later_failure_says_that_the_branch_is_published(publishing: PublishingMaker) -> None:
     """The publisher cannot be stored: the branch has moved, the agent reads why, and the outcome is a success."""
     one = publishing()
