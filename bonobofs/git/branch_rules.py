@@ -158,8 +158,8 @@ DATE: Final = RuleRefusal(
 OBJECT: Final = RuleRefusal(
     Code.GIT,
     "git.object",
-    "An object is damaged, has an unknown header, or is not of the type that git needs there.",
-    "Make the commit again with git.",
+    "An object is damaged, has an unknown header or encoding, or is not of the type that git needs there.",
+    "Make the commit again with git, with its message in UTF-8.",
 )
 LIMIT: Final = RuleRefusal(
     Code.GIT,
@@ -354,6 +354,12 @@ SLACK: Final = 24 * 3600
 """Seconds by which a committer's clock may differ from ours."""
 _PERSON: Final = re.compile(rb"(.*?) ?<([^<>\n]*)> (\d{1,12}) [+-]\d{4}", re.DOTALL)
 _HEADERS: Final = (b"encoding", b"gpgsig", b"gpgsig-sha256", b"mergetag")
+_ENCODING: Final = re.compile(
+    rb"utf-?8|us-ascii|iso-?8859-([1-9]|1[013-6])|latin[1-8]|(windows-|cp)125[0-8]|koi8-[ru]|euc-(jp|kr|cn)"
+    rb"|shift[_-]jis|sjis|cp9(32|36|49|50)|gb(k|2312|18030)|big5",
+    re.IGNORECASE,
+)
+"""Encodings that git and Python know and that keep ASCII text. Stateful ones and escapes could hide a trailer."""
 
 
 class Person(NamedTuple):
@@ -468,7 +474,7 @@ def judge_commit(rules: BranchRules, commit: CommitRecord, context: CommitContex
 
 
 def read_commit(oid: str, data: bytes) -> CommitRecord | None:
-    """Parse a commit object. Return None if it is ambiguous or has an unknown header."""
+    """Parse a commit object. Return None if it is ambiguous, or has an unknown header or encoding."""
     head, blank, body = data.partition(b"\n\n")
     if not blank:
         return None
@@ -490,6 +496,8 @@ def read_commit(oid: str, data: bytes) -> CommitRecord | None:
     ):
         return None
     encoding = next((line.partition(b" ")[2] for line in lines if line.startswith(b"encoding ")), b"utf-8")
+    if not _ENCODING.fullmatch(encoding):
+        return None
     return CommitRecord(oid, tuple(parents), people[0], people[1], _decoded(body, encoding))
 
 
@@ -513,5 +521,5 @@ def read_person(line: bytes) -> Person | None:
 def _decoded(body: bytes, encoding: bytes) -> str:
     try:
         return body.decode(encoding.decode("ascii"), "surrogateescape")
-    except (LookupError, UnicodeError):
+    except UnicodeError:
         return body.decode("utf-8", "surrogateescape")

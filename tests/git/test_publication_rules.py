@@ -392,6 +392,38 @@ def test_trailers_with_other_people_are_refused(direct: DirectMaker) -> None:
         one.repo.git("reset", "-q", "--hard", "HEAD^")
 
 
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ("unicode_escape", b"[gt-1] Two\\\n\\\nSigned-off-by: Olga <olga@example.org>\\\n"),
+        ("utf-7", b"[gt-1] Two\n\nSigned+AC0-off+AC0-by: Olga <olga@example.org>\n"),
+        ("hz", b"[gt-1] Two ~\nSigned-off-by: Olga <olga@example.org>\n"),
+        ("iso-2022-jp", b"[gt-1] Two\n"),
+        ("cp037", "[gt-1] Two\n".encode("cp037")),
+        ("idna", b"[gt-1] Two\n"),
+    ],
+)
+def test_an_encoding_that_could_hide_a_trailer_is_refused(direct: DirectMaker, encoding: str, message: bytes) -> None:
+    one = direct()
+    one.repo.commit("[gt-1] One", {"one.md": "1"})
+    header, _, _ = one.repo.git("cat-file", "commit", "HEAD").encode().partition(b"\n\n")
+    made = one.repo.object("commit", header + b"\nencoding " + encoding.encode() + b"\n\n" + message)
+    assert one.rule(new=made) == "git.object"
+
+
+def test_encodings_that_keep_ascii_are_read(direct: DirectMaker) -> None:
+    """A trailer is found after any byte, also after half a character."""
+    one = direct()
+    one.repo.git("commit", "-q", "--allow-empty", "-m", "[gt-1] One")
+    header, _, _ = one.repo.git("cat-file", "commit", "HEAD").encode().partition(b"\n\n")
+    names = ("UTF-8", "us-ascii", "ISO-8859-1", "latin1", "windows-1252", "CP1251", "koi8-r")
+    for encoding in (*names, "euc-jp", "euc-kr", "Shift_JIS", "cp932", "gbk", "gb18030", "big5"):
+        kept = header + b"\nencoding " + encoding.encode() + b"\n\n[gt-1] "
+        forged = one.repo.object("commit", kept + b"\x81\xe4\n\x81\nAcked-by: Ada <ada@example.org>\n")
+        assert one.rule(new=forged) == "git.trailer", encoding
+        one.publish(new=one.repo.object("commit", kept + b"One\n"))
+
+
 def test_commits_of_another_source_branch_keep_their_author_and_have_their_paths_judged(direct: DirectMaker) -> None:
     one = direct()
     one.source.git("switch", "-qc", "topic")
