@@ -485,7 +485,8 @@ def _tree_with(checkout: Checkout, paths: Sequence[str]) -> str:
     index = {"GIT_INDEX_FILE": str(checkout.room / "commit")}
     checkout.run("read-tree", checkout.tree_of(checkout.head.commit), more=index)
     words = ("add", "--all", "--force", "--sparse", "--pathspec-from-file=-", "--pathspec-file-nul")
-    checkout.run(*words, data=join_records(map(os.fsencode, paths)), more=index)
+    if paths:  # git takes an empty list as all paths
+        checkout.run(*words, data=join_records(map(os.fsencode, paths)), more=index)
     return checkout.run("write-tree", more=index).decode().strip()
 
 

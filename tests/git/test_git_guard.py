@@ -279,7 +279,11 @@ def test_a_missing_file_is_an_error_and_no_denial(alice: Gated) -> None:
     assert (caught.value.kind, caught.value.paths) == ("pathspec", ("docs/none.md",))
     with pytest.raises(GitError, match="nothing to commit"):
         alice.guard.guarded_commit("Try", ["docs/plan.md"], "alice", "gt-1")
-    assert [entry.result for entry in alice.of("commit")] == ["error", "error"]
+    alice.write("operators.txt", "untracked\n")
+    with pytest.raises(GitError, match="nothing to commit") as caught:
+        alice.guard.guarded_commit("Try", [], "alice", "gt-1")
+    assert caught.value.kind == "nothing"
+    assert [entry.result for entry in alice.of("commit")] == ["error", "error", "error"]
     alice.check()
 
 
