@@ -231,10 +231,12 @@ class BranchMirrorOps:
             return False
         value = branches.value(branch)
         if self._mirrored.get(branch) != value:
-            self._mirrored[branch] = value
-            # The session may have a directory with this name, or a branch where this one needs a directory.
+            self._mirrored.setdefault(branch, None)
+            # The session may have a directory with this name, or a branch where this one needs a directory. Then the
+            # server tries again about once a second.
             with suppress(FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError):
                 self._put_branch(os.fsencode(HEADS + branch), value, repository.permit)
+                self._mirrored[branch] = value
         return True
 
     @contextmanager
@@ -248,11 +250,16 @@ class BranchMirrorOps:
             self._mount.source.act_as_self()
 
     def _put_branch(self, path: bytes, value: bytes | None, permit: Permit) -> None:
-        """Replace the file of a branch in the overlay. Programs that have the old one open read it to its end."""
+        """Replace the file of a branch in the overlay. Programs that have the old one open read it to its end.
+
+        OSError: the session has a directory there, or another file in the place of its directory.
+        """
         store, name = self._mount.overlay.store, os.path.basename(path)
         directory = self._branch_directory(os.path.dirname(path), permit)
         try:
             number = inode_number(directory, name)
+            if number and stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             node = self._mount.inodes.find(number + store.ino_offset) if number else None
             if node is not None:
                 store.pin(node, directory, name)
@@ -262,19 +269,26 @@ class BranchMirrorOps:
                     fd = store.create(directory, draft, 0o644, permit)
                 try:
                     store.write(fd, memoryview(value + b"\n"), 0, permit)
+                    store.rename(directory, draft, directory, name, 0, permit)
+                except OSError:
+                    store.unlink(directory, draft, permit)
+                    raise
                 finally:
                     os.close(fd)
-                store.rename(directory, draft, directory, name, 0, permit)
             elif number:
                 store.unlink(directory, name, permit)
             if node is not None:
                 self._mount.inodes.detach(node)
-            above = self._mount.inodes.find(os.fstat(directory).st_ino + store.ino_offset)
-            if above is not None:
-                self._mount.notifications.entry(above.id, name)
-                self._mount.notifications.inode(above.id, -1, 0)
+            self._notify(directory, name)
         finally:
             os.close(directory)
+
+    def _notify(self, directory: int, name: bytes) -> None:
+        """Make the kernel look up the name again and read the directory again."""
+        node = self._mount.inodes.find(os.fstat(directory).st_ino + self._mount.overlay.store.ino_offset)
+        if node is not None:
+            self._mount.notifications.entry(node.id, name)
+            self._mount.notifications.inode(node.id, -1, 0)
 
     def _branch_directory(self, path: bytes, permit: Permit) -> int:
         """Return a descriptor of a directory of the overlay; it is created if it does not exist.
@@ -288,6 +302,7 @@ class BranchMirrorOps:
         try:
             with self._as_person():
                 store.mkdir(above, os.path.basename(path), 0o755, permit)
+            self._notify(above, os.path.basename(path))
             return syscalls.open_beneath(above, os.path.basename(path), _DIRECTORY)
         finally:
             os.close(above)

@@ -132,6 +132,28 @@ def test_a_protected_branch_always_equals_that_of_the_source(mounted: Mounted, r
     until(lambda: "master" in git(world.path, "branch", "--list").split(), "the new branch is listed")
 
 
+def test_a_protected_branch_is_listed_once_no_branch_of_the_session_is_in_its_way(mounted: Mounted, repo: Repo) -> None:
+    """Loose or packed. Until then the mount leaves no temporary file."""
+    policy = 'default = "allow"\nhidden = ["**"]\n[git]\nprotected_branches = ["main", "stable", "release/*"]\n'
+    repo.git("branch", "stable/x")
+    world = mounted(policy=policy, source=repo.root)
+
+    def listed() -> set[str]:
+        return set(git(world.path, "branch", "--list", "--format=%(refname:short)").split())
+
+    git(world.path, "branch", "release")
+    repo.git("branch", "release/1")
+    repo.git("branch", "-m", "stable/x", "stable")
+    until(lambda: git(world.path, "rev-parse", "-q", "--verify", "stable", code=None) == "", "the server looks")
+    repo.git("branch", "release/2")
+    repo.git("branch", "release-3")
+    assert {"stable", "release/1", "release/2"}.isdisjoint(listed())
+    assert sorted(os.listdir(world.path / ".git/refs/heads")) == ["main", "release", "stable", "topic"]
+    git(world.path, "branch", "-D", "release")
+    until(lambda: {"release/1", "release/2"} <= listed(), "the branches of the source are listed")
+    assert git(world.path, "rev-parse", "release/1").strip() == repo.id("main")
+
+
 @pytest.mark.parametrize(
     "command",
     [
