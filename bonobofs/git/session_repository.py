@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.errors import GitError
-from bonobofs.git.source_refs import GitDirs, find_git_dirs, run_git
+from bonobofs.git.source_refs import BRANCHES, REMOTES, GitDirs, find_git_dirs, read_ref, run_git
 from bonobofs.state import scratch_dir
 from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import Session, lives, read_all
@@ -337,6 +337,7 @@ def _copy(path: Path, target: Path) -> bool:
 
 
 _NOTE: Final = "bonobofs.json"
+_STASH: Final = "refs/stash"
 _OPERATIONS: Final = {
     "rebase-merge": "a rebase",
     "rebase-apply": "a rebase or am",
@@ -357,20 +358,34 @@ class Kept(NamedTuple):
     source: str
     place: str
     branches: dict[str, int]
-    """{branch: number of commits that no ref of the source reaches}. -1 is unknown, "HEAD" a detached HEAD."""
+    """{branch or other ref: number of commits that neither the source nor a remote-tracking branch has}.
+
+    -1 is unknown, "HEAD" a detached HEAD, and an object id the detached HEAD of a linked work tree.
+    """
     stashes: int
     operations: list[str]
+    modules: dict[str, dict[str, int]] = {}  # noqa: RUF012 - never changed
+    """`branches` of submodules, by directory below `place`. "refs/stash" has the number of its entries."""
 
     def __str__(self) -> str:
         """Describe its content and how to fetch from it."""
-        held = [f"{name} (commits: {'unknown' if count < 0 else count})" for name, count in self.branches.items()]
-        held += [f"stash entries: {self.stashes}"] if self.stashes else []
+        works = {"": self.branches | ({_STASH: self.stashes} if self.stashes else {}), **self.modules}
+        held = [
+            f"{name}{f' of {directory}' if directory else ''} ({'entries' if name == _STASH else 'commits'}: "
+            f"{'unknown' if count < 0 else count})"
+            for directory, work in works.items()
+            for name, count in work.items()
+        ]
+        commands = [
+            shlex.join(["git", "fetch", os.path.normpath(os.path.join(self.place, directory)), *work])
+            for directory, work in works.items()
+            if work
+        ]
         place = shlex.quote(self.place)
-        names = " ".join(shlex.quote(name) for name in self.branches) or ("refs/stash" if self.stashes else "HEAD")
         return (
             f"kept: the repository of {self.agent}'s session {self.session[:8]} on {self.source}, with "
-            f"{', '.join([*held, *self.operations])}; to fetch from it: git fetch {place} {names}; to drop it: "
-            f"rm -r {place}"
+            f"{', '.join([*held, *self.operations])}; to fetch from it: "
+            f"{'; '.join(commands) or f'git fetch {place} HEAD'}; to drop it: rm -r {place}"
         )
 
 
@@ -412,71 +427,107 @@ def operations_in_progress(git_dir: Path) -> list[str]:
 
 
 def _kept(home: Path, session: Session, git_dir: Path) -> Kept | None:
-    """Move the repository to `kept/`, or return None if it has no work of its own."""
-    common = _disarm(git_dir, Path(session.source))
-    branches = {name: count for name, tip in _own_tips(git_dir, common).items() if (count := _missing(git_dir, tip))}
-    stashes = len(_stashes(git_dir) - _stashes(common))
-    operations = [f"{operation} in progress" for operation in operations_in_progress(git_dir)]
-    if not branches and not stashes and not operations:
+    """Move the repository to `kept/`, or return None if neither it nor a submodule has work of its own."""
+    works, operations = dict[str, dict[str, int]](), list[str]()
+    for repository, common in _disarm(git_dir, Path(session.source)).items():
+        name = os.path.relpath(repository, git_dir)
+        stashes = len(_stashes(repository) - _stashes(common))
+        works[name] = _own_work(repository, common) | ({_STASH: stashes} if stashes else {})
+        within = "" if repository == git_dir else f" in {name}"
+        operations += [f"{operation} in progress{within}" for operation in operations_in_progress(repository)]
+    if not any(works.values()) and not operations:
         return None
-    target = home / "kept" / session.session
-    kept = Kept(session.session, session.agent, session.source, str(target), branches, stashes, operations)
+    branches, target = works.pop("."), home / "kept" / session.session
+    stashes, modules = branches.pop(_STASH, 0), {name: work for name, work in works.items() if work}
+    kept = Kept(session.session, session.agent, session.source, str(target), branches, stashes, operations, modules)
     (git_dir / _NOTE).write_text(json.dumps(kept._asdict()))
     target.parent.mkdir(mode=0o700, exist_ok=True)
     os.rename(git_dir, target)
     return kept
 
 
-def _disarm(git_dir: Path, source: Path) -> Path:
-    """Remove hooks and configuration of the agent, chown to root if we are root, and return the source's ref directory.
+def _disarm(git_dir: Path, source: Path) -> dict[Path, Path]:
+    """Remove hooks and configuration of the agent, also from every repository inside. chown to root if we are root.
 
     The repository has no symlink that leads out of it, because the mount refuses those.
+
+    Returns: {repository: directory of the refs of its counterpart in the source}.
     """
-    for path in (git_dir / name for name in _ARMED):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-    common, entries, stores = source / ".git", list[tuple[str, str]](), list[str]()
-    # If the source is gone, every tip of the session is kept.
-    with contextlib.suppress(OSError, ValueError, GitError):
+    dirs, found = GitDirs(source / ".git", source / ".git"), dict[Path, Path]()
+    with contextlib.suppress(OSError, GitError):  # if the source is gone, every tip of the session is kept
         dirs = find_git_dirs(source)
-        common, stores = dirs.common, all_stores(dirs.common / "objects")
-        entries = [pair for pair in configuration(dirs) if pair[0].startswith("extensions.")]
-    version = ("core.repositoryformatversion", "1" if entries else "0")
-    write_config(git_dir / "config", [version, ("core.bare", "true"), *entries])
-    (git_dir / "objects/info").mkdir(parents=True, exist_ok=True)
-    (git_dir / "objects/info/alternates").write_bytes(os.fsencode("".join(f"{store}\n" for store in stores)))
+    for above, directories, names in os.walk(git_dir):
+        repository, entries = Path(above), {*directories, *names}
+        if repository != git_dir and not ("HEAD" in entries and entries & {"objects", "commondir"}):
+            continue
+        for path in (repository / name for name in _ARMED):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        if repository == git_dir or "objects" in entries:
+            common = dirs.common if repository == git_dir else dirs.private / repository.relative_to(git_dir)
+            _configure_kept(repository, common)
+            found[repository] = common
     for above, _, names in os.walk(git_dir) if os.geteuid() == 0 else ():
         for each in (above, *(os.path.join(above, name) for name in names)):
             os.chown(each, 0, 0, follow_symlinks=False)
     git_dir.chmod(0o700)
-    return common
-
-
-def _own_tips(git_dir: Path, common: Path) -> dict[str, str]:
-    """Return {branch: tip} of tips that may be the session's own objects and differ from the source's branch."""
-    heads, found = git_dir / "refs/heads", dict[str, str]()
-    packs = any((git_dir / "objects/pack").glob("*.pack"))
-    for path in (*files(heads), git_dir / "HEAD"):
-        name = os.path.relpath(path, heads) if heads in path.parents else "HEAD"
-        value = read_regular_file(path) or b""
-        tip = value.decode(errors="replace").strip()
-        own = packs or (git_dir / "objects" / tip[:2] / tip[2:]).is_file()
-        if re.fullmatch("[0-9a-f]{40,64}", tip) and own and read_regular_file(common / "refs/heads" / name) != value:
-            found[name] = tip
     return found
 
 
-def _missing(git_dir: Path, tip: str) -> int:
-    """Return the number of commits that no ref of the source reaches, or -1 if git fails."""
+def _configure_kept(repository: Path, common: Path) -> None:
+    """Write configuration and alternates that depend on the source alone."""
+    entries, stores = list[tuple[str, str]](), list[str]()
+    with contextlib.suppress(OSError, ValueError, GitError):
+        entries = [pair for pair in configuration(GitDirs(common, common)) if pair[0].startswith("extensions.")]
+        stores = all_stores(common / "objects")
+    version = ("core.repositoryformatversion", "1" if entries else "0")
+    fetchable = ("uploadpack.allowAnySHA1InWant", "true")
+    write_config(repository / "config", [version, ("core.bare", "true"), fetchable, *entries])
+    (repository / "objects/info").mkdir(parents=True, exist_ok=True)
+    (repository / "objects/info/alternates").write_bytes(os.fsencode("".join(f"{store}\n" for store in stores)))
+
+
+def _own_work(git_dir: Path, common: Path) -> dict[str, int]:
+    """Return {ref: number of unpublished commits} of the refs and detached HEADs that may be the session's own."""
+    objects = git_dir / "objects"
+    loose = {path.parent.name + path.name for path in objects.glob("[0-9a-f][0-9a-f]/*")}
+    packs = any(objects.glob("pack/*.pack"))
+    if not loose and not packs:
+        return {}
+    theirs = set[tuple[str, str]]()
+    with contextlib.suppress(GitError):  # without the source, every tip is the session's own
+        theirs = _refs(common)
     try:
-        return int(run_git(f"--git-dir={git_dir}", "rev-list", "--count", tip, "--not", "--alternate-refs"))
+        found = {name: tip for tip, name in _refs(git_dir) - theirs if not name.startswith((REMOTES, _STASH))}
+    except GitError:  # the agent damaged it
+        return {"HEAD": -1}
+    for path in (git_dir / "HEAD", *git_dir.glob("worktrees/*/HEAD")):
+        tip = (read_regular_file(path) or b"").decode(errors="replace").strip()
+        if re.fullmatch("[0-9a-f]{40,64}", tip):
+            found["HEAD" if path.parent == git_dir else tip] = tip
+    own = {name.removeprefix(BRANCHES): tip for name, tip in sorted(found.items()) if packs or tip in loose}
+    return {name: count for name, tip in own.items() if (count := _missing(git_dir, tip))}
+
+
+def _refs(git_dir: Path) -> set[tuple[str, str]]:
+    """Return (object id, name) of every ref. Raises GitError."""
+    lines = os.fsdecode(run_git(f"--git-dir={git_dir}", "for-each-ref", "--format=%(objectname) %(refname)"))
+    return {(line[: line.index(" ")], line[line.index(" ") + 1 :]) for line in lines.splitlines()}
+
+
+def _missing(git_dir: Path, tip: str) -> int:
+    """Return the number of commits that neither the source nor a remote-tracking branch has, or -1 if git fails."""
+    others = ("--not", "--alternate-refs", "--exclude=source/*", "--remotes")
+    try:
+        return int(run_git(f"--git-dir={git_dir}", "rev-list", "--count", tip, *others))
     except (GitError, ValueError):
         return -1
 
 
 def _stashes(repository: Path) -> set[bytes]:
-    """Return the commits of the stash."""
-    log = read_regular_file(repository / "logs/refs/stash") if (repository / "refs/stash").exists() else None
-    return {line.split(b" ")[1] for line in (log or b"").splitlines() if line.count(b" ") > 1}
+    """Return the commits of the stash, whose newest one has no entry if the log was removed."""
+    log = read_regular_file(repository / "logs" / _STASH) or b""
+    newest = os.fsencode(read_ref(repository, _STASH))
+    return {line.split(b" ")[1] for line in log.splitlines() if line.count(b" ") > 1} | {newest} - {b""}

@@ -156,6 +156,37 @@ def test_git_reads_the_same_in_the_mount_as_outside(mounted: Mounted, source: Pa
     assert git(world.path, "log", "--format=%an", "-1").strip() == "alice"
 
 
+def test_unpublished_work_in_a_submodule_is_kept(mounted: Mounted, source: Path, tmp_path: Path) -> None:
+    """Also in a nested one. No program of the agent's configuration and hooks runs in what is kept."""
+    submodules(source, tmp_path)
+    world = mounted(policy=PRESET, source=source)
+    inner, ran = world.path / "lib/middle/deep", tmp_path / "ran"
+    git(inner, "switch", "-q", "-c", "own")
+    git(inner, "commit", "-q", "--allow-empty", "-m", "in the submodule")
+    tip = git(inner, "rev-parse", "HEAD").strip()
+    (inner / "inner.txt").write_text("put aside\n")
+    git(inner, "stash", "-q")
+    git(world.path / "lib/middle", "switch", "-q", "-c", "Fetched", "HEAD")
+    git_dir = world.path / ".git/modules/lib/middle"
+    for directory in (git_dir, git_dir / "modules/deep"):
+        git(world.path, "config", "--file", str(directory / "config"), "core.fsmonitor", f"touch {ran}; false")
+        (directory / "hooks").mkdir(exist_ok=True)
+        (directory / "hooks/post-checkout").write_text(f"#!/bin/sh\ntouch {ran}\n")
+    (kept,) = world.umount().kept
+    assert (kept.branches, kept.stashes, kept.operations) == ({}, 0, [])
+    assert kept.modules == {"modules/lib/middle/modules/deep": {"own": 1, "refs/stash": 1}}
+    place = f"{kept.place}/modules/lib/middle/modules/deep"
+    assert f"git fetch {place} own refs/stash; " in str(kept)
+    for directory in (Path(kept.place, "modules/lib/middle"), Path(place)):
+        assert not (directory / "hooks").exists()
+        assert "fsmonitor" not in (directory / "config").read_text()
+        git(directory, "fsck", "--connectivity-only")
+    operator = Repo(source / "lib/middle/deep")
+    operator.git("fetch", "-q", place, "own")
+    assert operator.id("FETCH_HEAD") == tip
+    assert not ran.exists()
+
+
 def test_a_commit_in_a_submodule_stays_in_the_session(mounted: Mounted, source: Path, tmp_path: Path) -> None:
     """The session has its own repository of the submodule, which reads the objects of the source."""
     submodules(source, tmp_path)

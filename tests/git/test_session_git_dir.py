@@ -260,6 +260,51 @@ def test_unpublished_work_is_kept_and_named(mounted: Mounted, repo: Repo, *, kil
     assert kept.place in bonobofs("status").stdout
 
 
+@pytest.mark.parametrize(
+    ("story", "kept"),
+    [
+        ("switch -q -c Fix_1; commit -q -m one; pack-refs --all", {"Fix_1": 1}),
+        ("switch -q --detach; commit -q -m one; tag wip; switch -q main", {"refs/tags/wip": 1}),
+        ("switch -q --detach; commit -q -m one; tag -a -m wip wip; switch -q main; gc -q", {"refs/tags/wip": 1}),
+        ("switch -q --detach; commit -q -m one", {"HEAD": 1}),
+        ("switch -q --detach; commit -q -m one; update-ref refs/own/x HEAD; switch -q main", {"refs/own/x": 1}),
+        ("stash -q; pack-refs --all", {"refs/stash": 1}),
+        ("stash -q; stash drop -q", {}),
+        ("switch -q --detach; commit -q -m one; switch -q main", {}),
+    ],
+)
+def test_every_ref_with_unpublished_commits_is_kept(
+    mounted: Mounted, repo: Repo, story: str, kept: dict[str, int]
+) -> None:
+    """Packed refs and tags too. The printed command fetches them. Commits that only a reflog reaches are not kept."""
+    repo.git("branch", "moved")
+    world = enter(mounted, repo.root)
+    (world.path / "README.md").write_text("changed\n")
+    git(world.path, "add", "README.md")
+    for command in story.split("; "):
+        git(world.path, *command.split())
+    repo.git("branch", "-D", "moved")
+    found = world.umount().kept
+    assert [each.branches | ({"refs/stash": each.stashes} if each.stashes else {}) for each in found] == [kept] * bool(
+        kept
+    )
+    for each in found:
+        command = str(each).partition("to fetch from it: git ")[2].partition(";")[0]
+        repo.git(*command.split())
+        assert repo.git("show", "FETCH_HEAD:README.md") == "changed\n"
+
+
+def test_a_detached_linked_work_tree_is_kept(mounted: Mounted, repo: Repo, tmp_path: Path) -> None:
+    """The object id of its HEAD names it."""
+    world = enter(mounted, repo.root)
+    git(world.path, "worktree", "add", "-q", "--detach", str(tmp_path / "linked"))
+    git(tmp_path / "linked", "commit", "-q", "--allow-empty", "-m", "one")
+    tip = git(tmp_path / "linked", "rev-parse", "HEAD").strip()
+    (kept,) = world.umount().kept
+    assert kept.branches == {tip: 1}
+    repo.git("fetch", "-q", kept.place, tip)
+
+
 def test_an_operation_in_progress_is_kept(mounted: Mounted, repo: Repo) -> None:
     """A rebase that waits for a conflict resolution survives umount."""
     repo.git("switch", "-q", "-c", "aidlc/work", "topic")
