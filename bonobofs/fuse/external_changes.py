@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from bonobofs.fuse.fd_cache import FdCache
 from bonobofs.fuse.inode_table import UNKNOWN, InodeTable, ListedFile, Node
 from bonobofs.policy.decision import Layer
+from bonobofs.policy.request import WorkspacePath
 from bonobofs.system import watcher_events
 from bonobofs.system.watcher_events import BEGAN, GONE, MADE, MODIFIED, reachable
 
@@ -166,8 +167,8 @@ class ExternalChanges:
         self.own_effects: Final = OwnEffects()
         self.watched = False
         """Whether the companion watches the source and attributes suspects."""
-        self.thread_changes: Final[dict[int, str]] = {}
-        """Paths, by inode number, of files whose content a thread changes for the mount."""
+        self.thread_changes: Final[dict[int, set[WorkspacePath]]] = {}
+        """Paths, by inode number, of the names of files whose content a thread changes for the mount."""
         self._notifications: Final = notifications
         self._inodes: Final = inodes
         self._source: Final = source
@@ -432,7 +433,7 @@ class ExternalChanges:
         ancestor = reachable(path)
         if ancestor != path:
             path, kinds, size = ancestor, MODIFIED, -1
-        if path in self.thread_changes.values():
+        if any(path in paths for paths in self.thread_changes.values()):
             return
         known = self._suspects.get(path)
         if known is not None:

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, starmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from bonobofs.enforcement.authorizer import NO_CALLER, Admission, Caller, RelatedChange
@@ -232,9 +233,13 @@ class MountContext:
         return size > INLINE
 
     def make_in_thread(self, node: Node, call: Callable[[], Result]) -> Generator[LongCall[Any], None, Result]:
-        """Make a change of a file in a thread, within its open admission. Other changes and moves of the file wait."""
+        """Make a change of a file in a thread, within its open admission.
+
+        Other changes of the file wait, and so do changes of each of its names: a moved name is judged by its content.
+        """
         job, number = LongCall(call), node.ino
-        self.external_changes.thread_changes[number] = self.path(node)
+        names = {self.path(node), *starmap(self.join, self.inodes.links(number))}
+        self.external_changes.thread_changes[number] = names
         try:
             with self.own_change():
                 yield job
@@ -493,7 +498,7 @@ class MountContext:
             raise stale()  # removed or moved externally: it is no longer at its last path
         if self.moving_trees or self.external_changes.thread_changes:
             path = self.join(parent, name)
-            used = (*self.moving_trees, *map(WorkspacePath, self.external_changes.thread_changes.values()))
+            used = chain(self.moving_trees, *self.external_changes.thread_changes.values())
             if self._is_moving(path) or any(is_within(each, path) for each in used):
                 raise Busy
         return parent, parent.store.directory(parent, changing=True)

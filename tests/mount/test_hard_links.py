@@ -6,10 +6,15 @@ import errno
 import os
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
+from typing import Final
 
 import pytest
 
+from bonobofs.audit.reader import read
+from tests.support.syscalls import RENAME_EXCHANGE, renameat2
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, World
 
@@ -24,6 +29,9 @@ executable = false
 name = "any"
 paths = ["any/"]
 """
+
+COPIED_IN_THREAD: Final = 60_000_000
+"""Size of a file whose old content a thread copies for some 50 ms before the first change."""
 
 
 def refusal(act: object, *arguments: object) -> int:
@@ -85,6 +93,50 @@ def test_one_inode_under_two_rules_obeys_both(source: Path, mounted: Mounted) ->
     assert refusal(os.chmod, world.path / "any/a", 0o755) == errno.EPERM
     assert (source / "docs/a").read_text() == "fine!"
     assert stat.S_IMODE((source / "docs/a").stat().st_mode) & 0o111 == 0
+
+
+def _move_directory(any_dir: Path, docs: Path) -> None:
+    (any_dir / "d").rename(docs / "d")
+
+
+def _move_file(any_dir: Path, docs: Path) -> None:
+    (docs / "d").mkdir(exist_ok=True)
+    (any_dir / "d/b").rename(docs / "d/b")
+
+
+def _exchange_directories(any_dir: Path, docs: Path) -> None:
+    (docs / "d").mkdir(exist_ok=True)
+    renameat2(any_dir / "d", docs / "d", RENAME_EXCHANGE)
+
+
+def _link_file(any_dir: Path, docs: Path) -> None:
+    (docs / "d").mkdir(exist_ok=True)
+    os.link(any_dir / "d/b", docs / "d/b")
+
+
+@pytest.mark.parametrize("move", [_move_directory, _move_file, _exchange_directories, _link_file])
+def test_a_name_of_a_file_that_a_thread_changes_is_judged_with_its_new_content(
+    source: Path, mounted: Mounted, move: Callable[[Path, Path], None]
+) -> None:
+    """A long copy changes the content of a file. Meanwhile no other name of the file moves under another rule."""
+    for directory in ("docs", "any"):
+        (source / directory).mkdir()
+    (source / "any/a").write_bytes(b"-" * COPIED_IN_THREAD)
+    (source / "any/script").write_bytes(b"#!/bin/sh\n")
+    world = mounted(policy=TWO_RULES.replace('max_size = "1KB"\n', ""))
+    (world.path / "any/d").mkdir()
+    os.link(world.path / "any/a", world.path / "any/d/b")
+    target, script = (os.open(world.path / name, os.O_RDWR) for name in ("any/a", "any/script"))
+    copy = Thread(target=os.copy_file_range, args=(script, target, 10, 0, 0))
+    copy.start()
+    until(lambda: any(entry.operation == "copy_range" for entry in read(world.trail)), "the copy begins")
+    result = refusal(move, world.path / "any", world.path / "docs")
+    copy.join()
+    os.close(target)
+    os.close(script)
+    assert (source / "any/a").read_bytes()[:10] == b"#!/bin/sh\n"
+    assert not (source / "docs/d/b").exists()
+    assert result == errno.EACCES
 
 
 def test_a_default_acl_does_not_make_executables(source: Path, mounted: Mounted) -> None:
