@@ -482,10 +482,19 @@ class LayerStore(FdCache):
         syscalls.fallocate(fd, mode, offset, length)
 
     def copy_range(
-        self, source: int, source_offset: int, target: int, target_offset: int, length: int, permit: Permit
+        self, source: int, source_offset: int, target: int, target_offset: int, length: int, head: bytes, permit: Permit
     ) -> int:
-        """copy_file_range(2). Return the number of bytes copied."""
-        return os.copy_file_range(source, target, length, source_offset, target_offset)
+        """Write `head`, the first bytes of the range, and copy the rest by copy_file_range(2).
+
+        Returns: the number of bytes copied.
+        """
+        done = os.pwrite(target, head, target_offset) if head else 0
+        try:
+            return done + os.copy_file_range(source, target, length - done, source_offset + done, target_offset + done)
+        except OSError:
+            if not done:
+                raise
+            return done  # the caller requests the rest, and gets the error then
 
     def set_mode(self, node: Node, mode: int, permit: Permit) -> None:
         """chmod(2)."""

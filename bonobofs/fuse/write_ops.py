@@ -30,6 +30,8 @@ _MOST_COPIED: Final = 8 << 20
 
 The caller requests the rest; waiting requests are served in between.
 """
+_JUDGED_COPIED: Final = 4096
+"""Bytes that a copy writes as they were judged: a block, so that the file system can clone the rest."""
 
 
 class WriteOps:
@@ -261,6 +263,9 @@ class WriteOps:
         source_fd = source.store.file(source, R)
         length = min(length, max(os.fstat(source_fd).st_size - source_offset, 0), _MOST_COPIED)
         in_thread = self._mount.needs_thread(max(length, self._mount.preimages.bytes_to_copy(target, st)))
+        # The source may change until the copy, also outside the mount.
+        is_judged = target_offset < HEAD_BYTES and self._mount.enforcer.policy.judges_content
+        head = os.pread(source_fd, min(_JUDGED_COPIED, length), source_offset) if is_judged else b""
         request, st, permit = self._resolve_content(
             header,
             target,
@@ -268,7 +273,7 @@ class WriteOps:
             st,
             max(st.st_size, target_offset + length),
             target_offset,
-            lambda: os.pread(source_fd, min(HEAD_BYTES, length), source_offset),
+            lambda: head,
         )
         target_fd = target.store.file(target, need)
         if source is target:
@@ -281,8 +286,9 @@ class WriteOps:
                 yield from self._mount.preimages.keep_content_in_thread(target, admission, st)
                 if header.uid or target.layer is not Layer.SOURCE:
                     self._layers.check_free_space(header, target, request, _allocated(st, target_offset, length))
+                ends = old, source_offset, new, target_offset
                 copied = yield from self._mount.make_in_thread(
-                    target, lambda: target.store.copy_range(old, source_offset, new, target_offset, length, permit)
+                    target, lambda: target.store.copy_range(*ends, length, head, permit)
                 )
                 admission.written = copied
                 self._layers.note_size(target, request.path)

@@ -16,7 +16,7 @@ import pytest
 from bonobofs import session
 from tests.attacks.attack import CONTENT
 from tests.attacks.ground import build
-from tests.support.syscalls import make, read
+from tests.support.syscalls import make, opened, read
 from tests.support.users import outcome, run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, bonobofs
@@ -149,3 +149,25 @@ def test_a_removal_frees_a_nearly_full_disk(mounted: Mounted, tmp_path: Path) ->
         assert (source / "kept").read_bytes() == bytes(size)
         world.umount()
         assert bonobofs("audit", "verify").returncode == 0
+
+
+def _copy_into(path: Path, origin: Path) -> list[object]:
+    with opened(origin, os.O_RDONLY) as old, opened(path, os.O_RDWR) as new:
+        return [outcome(os.copy_file_range, old, new, length, at, at) for length, at in ((16_384, 0), (12_288, 4096))]
+
+
+def test_a_copy_on_a_full_disk_returns_how_much_it_copied(mounted: Mounted, tmp_path: Path) -> None:
+    """The target has one block. The server writes the judged first bytes there, and has no space for the rest."""
+    source = tmp_path / "small"
+    source.mkdir()
+    with _small_disk(source, 400):
+        build(source)
+        (source / "tests/old").write_bytes(b"x" * 16_384)
+        (source / "aidlc-docs/new.md").write_bytes(bytes(4096))
+        world = mounted(source=source)
+        _fill(source / "filler")
+        result = run_in_child(_copy_into, world.path / "aidlc-docs/new.md", world.path / "tests/old")
+        assert result == [4096, errno.ENOSPC]
+        assert (source / "aidlc-docs/new.md").read_bytes() == b"x" * 4096
+        assert [entry.path for entry in world.entries() if entry.kind == "alert"] == []
+        assert world.clear() == []

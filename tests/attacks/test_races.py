@@ -8,20 +8,33 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 import pytest
 
+from bonobofs.audit.reader import read
 from bonobofs.policy.engine import EXECUTABLE_HEADS
 from tests.attacks.attack import CONTENT
 from tests.attacks.ground import build
 from tests.support.syscalls import RENAME_EXCHANGE, append, make, opened, renameat2, tick
 from tests.support.trees import snapshot
 from tests.support.users import run_in_child
+from tests.support.wait import until
 from tests.support.world import Mounted, World, bonobofs
 
 SECONDS: Final = 1.2
 """How long one race runs."""
+NO_PROGRAMS: Final = """
+default = "deny"
+[[rule]]
+name = "docs"
+paths = ["aidlc-docs/"]
+executable = false
+[[rule]]
+name = "tests"
+paths = ["tests/"]
+"""
 
 Story = Callable[[Path, Path], None]
 """Done over and over, with the mount and the source; what fails is tried again."""
@@ -177,6 +190,28 @@ def test_an_alias_created_during_a_write_makes_no_document_executable(mounted: M
 
     _race(world, _link_and_unlink, _turn_into_a_script, watch=watch)
     assert _broken(source) == []
+
+
+@pytest.mark.parametrize("place", ["mount", "source"])
+def test_a_copy_writes_the_first_bytes_that_were_judged(mounted: Mounted, source: Path, place: str) -> None:
+    """A program changes the file to be copied while the server keeps the old content of the target."""
+    harmless, script = b"harmless text\n", b"#!/bin/sh\nid #"
+    (source / "aidlc-docs/large.md").write_bytes(b"-" * 60_000_000)
+    (source / "tests/text").write_bytes(harmless)
+    world = mounted(policy=NO_PROGRAMS)
+    changed = (world.path if place == "mount" else source) / "tests/text"
+    with (
+        opened(world.path / "aidlc-docs/large.md", os.O_RDWR) as target,
+        opened(world.path / "tests/text", os.O_RDONLY) as origin,
+        opened(changed, os.O_RDWR) as fd,
+    ):
+        copy = Thread(target=os.copy_file_range, args=(origin, target, len(script), 0, 0))
+        copy.start()
+        until(lambda: any(entry.operation == "copy_range" for entry in read(world.trail)), "the copy begins")
+        assert os.pwrite(fd, script, 0) == len(script)
+        copy.join()
+    assert (source / "aidlc-docs/large.md").read_bytes()[:15] == harmless + b"-"
+    assert (source / "tests/text").read_bytes() == script
 
 
 # -- external changes
