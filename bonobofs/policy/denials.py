@@ -160,6 +160,12 @@ LEASED: Final = Refusal(
     "Another agent has leased this path.",
     "Wait until the lease ends, or ask its holder to release it; bonobofs lease list shows the holder.",
 )
+LEASED_BELOW: Final = Refusal(
+    Code.LEASED,
+    "lease:symlink",
+    "Another agent has leased paths below, and a symlink here would lead around the lease.",
+    LEASED.instead,
+)
 LEASES_UNKNOWN: Final = Refusal(
     Code.LEASED,
     "lease",
@@ -234,6 +240,13 @@ def secret(pattern: str) -> Refusal:
     reason = "The policy hides this name: no program of the session may read or make such a file."
     instead = "Ask the operator for the value, or read it from an environment variable."
     return Refusal(Code.SECRET, f"secrets:{pattern}", reason, instead)
+
+
+def symlink_above(refusal: Refusal) -> Refusal:
+    """The refusal of a symlink in place of a directory above paths that `refusal` restricts."""
+    reason = "The policy restricts paths below, and a symlink here would lead around it."
+    instead = "Make a directory here, or put the symlink at another path."
+    return Refusal(refusal.code, f"symlink:{refusal.rule}", reason, instead)
 
 
 def kept(pattern: Pattern) -> Refusal:

@@ -148,6 +148,7 @@ def _refused(policy: Policy, role: str) -> Iterable[str]:
         yield f"Deleting or renaming away {_code(keep)}; editing them goes by the rules above."
     leads = "" if policy.symlinks_anywhere else "out of the workspace, unless it is scratch, or "
     yield f"A symlink that leads {leads}into a protected path."
+    yield "A symlink in place of a directory that a pattern of this list names, as `a` or `a/b` in `a/*/x`."
     if not policy.devices:
         yield "Making device files."
     if policy.default is None:

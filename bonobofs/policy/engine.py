@@ -7,6 +7,9 @@ the change is permitted as a staged file. The last checks deny a change outside 
 change of the source if another holder has leased the path, and a change of an `[[ask]]` path that the operator has not
 permitted. The first denial is final: no later check can widen it.
 
+A new symlink outside scratch is also denied if a pattern that denies, a lease of another holder or an `[[ask]]` names
+its path as a directory. Through the symlink, programs would find other files at the paths of that pattern.
+
 The operation of a gate is not a change of a path. The role's lists decide it, and the engine judges each file that it
 changes.
 """
@@ -119,8 +122,9 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
             return _by_lists(policy, agent, request, _refuse_path(path, components, operation, dotted, leaves=False))
         leaves = True
     refusal = _refuse_path(path, components, operation, dotted, leaves)
-    if refusal is None and context.target is not None and not leaves:
-        refusal = _refuse_target(policy, components, context.target, carried=context.carried)
+    target = None if leaves else context.target
+    if refusal is None and target is not None:
+        refusal = _refuse_target(policy, components, target, carried=context.carried)
     if refusal is None and operation is _MKNOD and kind is _DEVICE and not (policy.devices and context.privileged):
         refusal = denials.DEVICE
     if refusal is None and context.tool:
@@ -144,7 +148,11 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
             refusal = denials.LEASES_UNKNOWN
         elif policy.leases is not None and (holding := policy.leases.held_by_other(components)) is not None:
             return Denied(*denials.LEASED, path, operation, holding)
-        elif not policy.asks.is_empty and (asks := policy.asks.find(components)):
+        elif target is not None and policy.leases is not None and (holding := policy.leases.held_below(components)):
+            return Denied(*denials.LEASED_BELOW, path, operation, holding)
+        elif not policy.asks.is_empty and (
+            asks := policy.asks.find(components) if target is None else _asks_of_symlink(policy, components)
+        ):
             return _by_answer(policy, request, components, asks, result, leaves=leaves)
         else:
             return result
@@ -157,6 +165,12 @@ def _observed(policy: Policy, refusal: Refusal) -> Permit | Refusal:
     if refusal is policy.unknown_role:
         return refusal
     return Permit(f"{OBSERVED}{refusal.code}:{refusal.rule}")
+
+
+def _asks_of_symlink(policy: Policy, components: list[str]) -> list[Ask]:
+    """Return the [[ask]] patterns of a new symlink: those of its path, and those that name it as a directory."""
+    below = policy.asks.find_below(components)
+    return policy.asks.find(components) + [ask._replace(operations=None) for ask in below]
 
 
 def _by_answer(
@@ -281,6 +295,8 @@ def _judge_path(
 ) -> Permit | Refusal:
     """Return the decision on the path and on the file that will be there."""
     result = _decide_before_rules(policy, role_name, components)
+    if result is None and context.target is not None and not leaves:
+        result = _refuse_above(policy, role_name, components)
     if result is not None:
         return result
     temporary = policy.temporary
@@ -311,6 +327,17 @@ def _decide_before_rules(policy: Policy, role_name: str, components: list[str]) 
     if not role.deny.is_empty and (refusals := role.deny.find(components)):
         return refusals[0]
     return _first_scratch(found) if found else None
+
+
+def _refuse_above(policy: Policy, role_name: str, components: list[str]) -> Refusal | None:
+    """Return the refusal of a symlink in place of a directory that a denying pattern names."""
+    found = [
+        *policy.protect.find_below(components),
+        *policy.secrets.find_below(components),
+        *policy.roles[role_name].deny.find_below(components),
+        *(rule.refusal for rule in policy.rules.find_below(components) if rule.refusal is not None),
+    ]
+    return denials.symlink_above(found[0]) if found else None
 
 
 def _is_temporary(temporary: Temporary, components: list[str], kind: Kind) -> bool:

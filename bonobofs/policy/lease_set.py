@@ -43,6 +43,10 @@ class LeaseSet(NamedTuple):
         stop = next((one for one in others if not (own and one.shared)), None)
         return None if stop is None else stop.holding
 
+    def held_below(self, components: Sequence[str]) -> Holding | None:
+        """Return the lease of another holder on paths below a directory that its pattern names, or None."""
+        return next((one.holding for one in self.matcher.find_below(components) if not one.own), None)
+
     def owns(self, components: Sequence[str]) -> bool:
         """True if a lease of this session covers the path."""
         return any(one.own for one in self.matcher.find(components))

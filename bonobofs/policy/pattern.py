@@ -372,6 +372,11 @@ class _Node(Generic[Value]):
             next_to.append(self.deep)
         return next_to
 
+    def named(self, name: str) -> list[_Node[Value]]:
+        """Return the states after a literal or glob that matches the name."""
+        found = [self.literal[name]] if name in self.literal else []
+        return found if self.globs is None else found + self.globs.matching(name)
+
 
 _Walk = tuple[list[Value], list[_Node[Value]]]
 """The automaton after the components of a directory: the values of all patterns that match every path below it, and the
@@ -437,6 +442,21 @@ class Matcher(Generic[Value]):
                     found += child.values()
             if node.loops and node.only:
                 found += node.only
+        return found
+
+    def find_below(self, components: Sequence[str]) -> list[Value]:
+        """Return the values of all patterns that name the path as a directory above the paths that they match.
+
+        The last component of the path is a literal or glob of the pattern: `conf` and `conf/a` of `conf/*/x`, and
+        `b/.docker` of `**/.docker/x`. A directory that only ANY_DEPTH matches is not named. The path is not the root.
+        """
+        _, active = self._enter(tuple(components[:-1]))
+        pending = [child for node in active for child in node.named(components[-1])]
+        found = [value for node in pending for value in node.below]
+        while pending:
+            children = pending.pop().seal()
+            found += [value for child in children for value in (*child.only, *child.below, *child.subtree)]
+            pending += children
         return found
 
     def _enter(self, directory: tuple[str, ...]) -> _Walk[Value]:

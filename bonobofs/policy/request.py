@@ -213,6 +213,7 @@ class PlannedChange(NamedTuple):
             size_before=before,
             mode=0o644 if operation is Operation.CREATE_FILE and kind is None else -1,
             leaves=operation is Operation.RENAME and kind is not None,
+            target=self.path.rstrip("/").rpartition("/")[2] if operation is Operation.SYMLINK else None,
             privileged=privileged,
         )
         if operation in OF_CONTENT:

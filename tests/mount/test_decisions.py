@@ -17,6 +17,7 @@ from typing import Any, Final
 import pytest
 
 from bonobofs.system import syscalls
+from tests.support.commands import bonobofs
 from tests.support.mount_fixtures import MakePlace
 from tests.support.users import outcome
 from tests.support.wait import until
@@ -227,6 +228,43 @@ def test_a_symlink_is_judged_by_its_target(own_place: MakePlace) -> None:
         assert not (world.source / "link").is_symlink()
 
     world.does(story)
+
+
+def test_a_symlink_does_not_take_the_place_of_a_directory_above_restricted_paths(own_place: MakePlace) -> None:
+    """Through it, files that any agent may write would be at these paths. A directory is judged whole."""
+    restricted = '[[protect]]\npaths = ["ci/deploy.yml", "conf/*/db", "**/.tool/run", "**/*.pem"]\n'
+    world = own_place(policy=f'extends = "project"\n{restricted}[[scratch]]\npaths = ["ci/cache/"]\n')
+
+    def story() -> None:
+        at = world.path
+        (at / "x/workflows").mkdir(parents=True)
+        (at / "x/deploy.yml").write_text("evil")
+        (at / "x/workflows/ci.yml").write_text("evil")
+        os.symlink("x", at / "link")
+        (at / "tree").mkdir()
+        os.symlink("../x", at / "tree/prod")
+        refused = {"ci": errno.EROFS, "conf": errno.EROFS, ".tool": errno.EROFS, ".github": errno.EACCES}
+        for name, code in refused.items():
+            assert outcome(os.symlink, "x", at / name) == code, name
+            assert outcome(os.rename, at / "link", at / name) == code, name
+            assert outcome(os.link, at / "link", at / name) == code, name
+        assert outcome(os.rename, at / "tree", at / "conf") == errno.EROFS
+        assert outcome(os.rename, at / "x", at / "ci") == errno.EROFS
+        for name in ("tree/other", "docs", "tree/.github"):
+            os.symlink("x", at / name)
+        for name in ("ci", "conf/prod", ".github/workflows"):
+            above = at / name
+            above.parent.mkdir(exist_ok=True)
+            assert outcome(above.mkdir) == (errno.EACCES if "." in name else None), name
+        os.symlink("../../x", at / "ci/cache")
+        assert not os.path.lexists(world.source / "ci/cache")
+        assert sorted(os.listdir(world.source)) == [".github", "ci", "conf", "docs", "link", "tree", "x"]
+
+    world.does(story)
+    why = bonobofs("why", world.path / ".github", "--op", "symlink")
+    assert (why.returncode, "rule ask:.github/workflows/" in why.stdout) == (77, True), why.stdout + why.stderr
+    why = bonobofs("why", world.path / "link", "--op", "rename", "--to", world.path / "conf/a")
+    assert "(PROTECTED, rule symlink:protect:conf/*/db)" in why.stdout, why.stdout + why.stderr
 
 
 def test_the_file_type_is_judged_at_its_new_name(own_place: MakePlace) -> None:

@@ -106,6 +106,21 @@ def any_matches(patterns: list[str], parts: list[str]) -> bool:
     return any(path_matches(pattern, parts) for pattern in patterns)
 
 
+def any_names_above(patterns: list[str], parts: list[str]) -> bool:
+    return any(names_above(pattern, parts) for pattern in patterns)
+
+
+def names_above(pattern: str, parts: list[str]) -> bool:
+    """Whether a beginning of the pattern that ends in a name matches the path, and the rest matches paths below."""
+    while "**/**" in pattern:
+        pattern = pattern.replace("**/**", "**")
+    pattern = pattern.removesuffix("/")
+    components = pattern.split("/")
+    return any(
+        components[end - 1] != "**" and components_match(components[:end], parts) for end in range(1, len(components))
+    )
+
+
 def hidden_is_open(entries: list[str], parts: list[str]) -> bool:
     for depth, name in enumerate(parts, 1):
         by_name = any(entry == "**" or ("/" not in entry and name_matches(entry, name)) for entry in entries)
@@ -229,12 +244,24 @@ def decide(  # noqa: PLR0911 # the order of the contracts, one step a line
         return {Code.ROLE}
     if scratch:
         return Layer.SCRATCH
+    if context.target is not None and not leaves and (above := refusals_below(document, protect, role, parts)):
+        return above
     in_source = judge_in_source(document, role, parts, request, context, leaves)
     if is_temporary(document, parts, request, context) and (context.staged or in_source):
         return {Code.HARDLINK} if has_foreign_names(request, context) else Layer.STAGED
     if in_source:
         return in_source
     return {Code.HARDLINK} if has_foreign_names(request, context) else Layer.SOURCE
+
+
+def refusals_below(document: dict[str, Any], protect: list[str], role: dict[str, Any], parts: list[str]) -> set[Code]:
+    """The code of a refusal of paths below, of which a symlink here would take in others; empty: there is none."""
+    if any_names_above(protect, parts):
+        return {Code.PROTECTED}
+    if any_names_above(role["deny"], parts):
+        return {Code.ROLE}
+    refusing = [rule["paths"] for rule in document["rule"] if rule.get("refuse") is not None]
+    return {Code.PROTECTED} if any(any_names_above(paths, parts) for paths in refusing) else set()
 
 
 def judge_in_source(

@@ -97,6 +97,8 @@ def test_many_patterns_match_as_each_pattern_does(texts: list[str], path: str) -
     matcher = Matcher((parse(text), text) for text in texts)
     assert set(matcher.find(parts)) == {text for text in texts if oracle.path_matches(text, parts)}
     assert bool(matcher) == bool(texts)
+    if parts:
+        assert set(matcher.find_below(parts)) == {text for text in texts if oracle.names_above(text, parts)}
 
 
 @settings(max_examples=300)

@@ -50,6 +50,25 @@ def writes(path: Path) -> bool:
     return True
 
 
+def test_a_symlink_does_not_take_the_place_of_a_directory_above_leased_paths(
+    mounted: Mounted, database: Database
+) -> None:
+    """Through it, other files would be at the leased paths."""
+    world = mounted(policy=ALLOW_ALL)
+    (world.path / "x/nd").mkdir(parents=True)
+    (world.path / "work").mkdir()
+    acquire(database, "bob", "work/newdir/**", "new/*/x.md")
+    acquire(database, "alice", "own/a.md")
+    for name in ("work/newdir", "new", "new/a"):
+        (world.path / name).parent.mkdir(exist_ok=True)
+        with pytest.raises(PermissionError):
+            os.symlink("x", world.path / name)
+    for name in ("own", "work/other"):
+        os.symlink("x", world.path / name)
+    (world.path / "work/newdir").mkdir()
+    assert sorted(os.listdir(world.source / "work")) == ["newdir", "other"]
+
+
 def test_a_write_through_a_file_opened_before_the_lease_is_refused(mounted: Mounted, database: Database) -> None:
     """For every kind of write. After the lease it succeeds again."""
     world = mounted(policy=ALLOW_ALL)
