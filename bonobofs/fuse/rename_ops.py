@@ -362,19 +362,20 @@ class RenameOps:
             yield from self._staged.staged_changes(origin, path)
         if self._mount.overlay.directories and origin.parent.layer is Layer.SOURCE:
             yield from self._upper_changes(origin, path)
+        policy = self._mount.enforcer.policy if origin.parent.layer is Layer.SOURCE else None
         # The descriptor in `origin` may have been closed since the first slice.
         for below in self._mount.source.walk(origin.parent.store.directory(origin.parent), origin.name):
             if below is None:
                 yield None
                 continue
             leaving = WorkspacePath(f"{origin.path}/{below.path}")
-            # The source's own files at scratch paths move with their directory.
-            yield RelatedChange(Request(Operation.RENAME, leaving, kind_of(below.st.st_mode)), LEAVES, None)
+            # The source's own files at scratch paths move with their directory. No other file moves to a scratch path.
+            carried = policy is not None and policy.is_scratch(leaving.split("/"))
+            context, layer = LEAVES._replace(carried=carried), None if carried else Layer.SOURCE
+            yield RelatedChange(Request(Operation.RENAME, leaving, kind_of(below.st.st_mode)), context, layer)
             arriving = WorkspacePath(f"{path}/{below.path}")
             change = self._mount.arriving_change(Operation.RENAME, arriving, below.directory, below.name, below.st)
-            if origin.parent.layer is Layer.SOURCE:
-                change = change._replace(context=change.context._replace(carried=True))
-            yield change._replace(layer=None)
+            yield change._replace(context=change.context._replace(carried=carried), layer=layer)
 
     def _note_moved(self, node: Node | None, origin: End, target: End, st: os.stat_result) -> None:
         self._mount.mark_own_name(target.parent, target.name, st.st_ino)

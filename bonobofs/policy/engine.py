@@ -142,7 +142,7 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
             and result.layer is not _SCRATCH  # copy-up precedes the change of a source file
         ):
             refusal = denials.HARDLINK
-        elif result.layer is not _SOURCE:
+        elif result.layer is not _SOURCE and not context.carried:
             return result
         elif policy.leases is not None and not policy.leases.known:
             refusal = denials.LEASES_UNKNOWN

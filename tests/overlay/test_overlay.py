@@ -420,6 +420,50 @@ def test_upper_directories_move_with_their_directory(world: Place) -> None:
     world.does(story)
 
 
+NESTED: Final = """
+default = "deny"
+[[scratch]]
+paths = ["nested/cache/", "**/own/"]
+[[rule]]
+name = "nested"
+paths = ["nested/", "other/"]
+suffixes = [".md"]
+[[rule]]
+name = "work"
+paths = ["work/"]
+"""
+
+
+def test_no_directory_brings_a_file_of_the_source_to_a_scratch_path(own_place: MakePlace) -> None:
+    """There the rules would not judge it. `mv` copies it into scratch. What the source has in scratch moves along."""
+    world = own_place(policy=NESTED)
+
+    def story() -> None:
+        for name in ("work/n/cache", "work/e/cache", "work/s/cache", "nested/dir/own", "other"):
+            (world.source / name).mkdir(parents=True)
+        (world.source / "work/n/cache/evil.sh").write_text("#!/bin/sh")
+        (world.source / "work/s/cache/link").symlink_to("../file")
+        (world.source / "nested/dir/own/run.sh").write_text("of the source")
+        for name in ("work/n", "work/e", "work/s"):
+            os.rename(world.path / name, world.path / "work/moved")
+            os.rename(world.path / "work/moved", world.path / name)
+            (world.path / "nested").rename(world.path / "other/nested")
+            assert outcome(os.rename, world.path / name, world.path / "nested") == errno.EXDEV, name
+            os.mkdir(world.path / "nested")
+            assert outcome(renameat2, world.path / "nested", world.path / name, RENAME_EXCHANGE) == errno.EXDEV, name
+            os.rmdir(world.path / "nested")
+            (world.path / "other/nested").rename(world.path / "nested")
+        assert (world.source / "nested/dir/own/run.sh").read_text() == "of the source"
+        shutil.rmtree(world.path / "nested/dir/own")
+        (world.path / "work/n/a.md").write_text("text")
+        subprocess.run(["mv", world.path / "work/n/cache", world.path / "nested/cache"], check=True)
+        assert (world.path / "nested/cache/evil.sh").read_text() == "#!/bin/sh"
+        assert sorted(os.listdir(world.source / "nested")) == ["dir"]
+        assert os.listdir(world.source / "work/n") == ["a.md"]
+
+    world.does(story)
+
+
 def test_directories_that_are_removed_behind_the_mount(world: Place) -> None:
     """Their upper directories do not affect new directories in their place."""
 

@@ -61,13 +61,13 @@ def test_leases_never_allow_more(
     document: dict[str, Any], agent: Principal, request: Request, known: Context, held: list[dict[str, Any]]
 ) -> None:
     """A request that is denied without leases is denied with them, for the same reason. Leases do not apply to other
-    layers.
+    layers, except to a file that moves with its directory in the source.
     """
     policy = compile_policy(document)
     without = decide(policy, agent, request, known)
     for bound in (policy.bound_by(compile_leases(held)), policy.bound_by(UNKNOWN)):
         decision = decide(bound, agent, request, known)
-        if isinstance(without, Denied) or without.layer is not Layer.SOURCE:
+        if isinstance(without, Denied) or (without.layer is not Layer.SOURCE and not known.carried):
             assert decision == without
         else:
             assert decision == without or (isinstance(decision, Denied) and decision.code is Code.LEASED)

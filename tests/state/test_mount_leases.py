@@ -69,6 +69,27 @@ def test_a_symlink_does_not_take_the_place_of_a_directory_above_leased_paths(
     assert sorted(os.listdir(world.source / "work")) == ["newdir", "other"]
 
 
+def test_files_of_the_source_at_leased_scratch_paths_do_not_move_with_their_directory(
+    mounted: Mounted, source: Path, database: Database
+) -> None:
+    """They would leave the leased path, or arrive there, although a lease does not bind changes in scratch."""
+    world = mounted(policy=ALLOW_ALL + '[[scratch]]\npaths = ["**/cache/"]\n')
+    (source / "a/cache").mkdir(parents=True)
+    (source / "a/cache/x").write_text("text")
+    acquire(database, "bob", "a/cache/**", "b/cache/**")
+    for new in ("b", "c"):
+        with pytest.raises(PermissionError):
+            os.rename(world.path / "a", world.path / new)
+    (world.path / "a/cache/y").write_text("in scratch")
+    acquire(database, "alice", "d/**")
+    os.rename(source / "a", source / "e")
+    until((world.path / "e").exists, "it is seen")
+    with pytest.raises(PermissionError):
+        os.rename(world.path / "e", world.path / "b")
+    os.rename(world.path / "e", world.path / "d")
+    assert (source / "d/cache/x").read_text() == "text"
+
+
 def test_a_write_through_a_file_opened_before_the_lease_is_refused(mounted: Mounted, database: Database) -> None:
     """For every kind of write. After the lease it succeeds again."""
     world = mounted(policy=ALLOW_ALL)
