@@ -20,7 +20,7 @@ from bonobofs.fuse.mount_context import LEAVES, NOTHING, Handler, Header, MountC
 from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.overlay_ops import OverlayOps
 from bonobofs.fuse.slices import Steps
-from bonobofs.fuse.temp_files import End, TempFileOps
+from bonobofs.fuse.temp_files import End, TempFileOps, replaced_change
 from bonobofs.policy import denials
 from bonobofs.policy.decision import CrossLayerError, Layer, Permit, Refused, WrongLayerError
 from bonobofs.policy.request import EXISTS, Context, Operation, Request, WorkspacePath, kind_of
@@ -304,8 +304,8 @@ class RenameOps:
         permits = [self._mount.enforcer.permit(leaving, LEAVES, self._mount.caller(header))]
         permits.append(self._mount.permit(header, self._arriving_end(origin, origin.st, target.path)))
         if target.st is not None:
-            replaced = Request(Operation.RENAME, target.path, kind_of(target.st.st_mode))
-            permits.append(self._mount.permit(header, RelatedChange(replaced, LEAVES if exchange else EXISTS)))
+            replaced = replaced_change(target, target.st, leaving.kind, exchange=exchange)
+            permits.append(self._mount.permit(header, replaced))
             if exchange:
                 permits.append(self._mount.permit(header, self._arriving_end(target, target.st, origin.path)))
         return permits

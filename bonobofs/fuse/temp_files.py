@@ -26,7 +26,7 @@ from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse.fd_cache import R, W, stale
 from bonobofs.fuse.inode_table import Node, joined
-from bonobofs.fuse.mount_context import Header, MountContext, Reply
+from bonobofs.fuse.mount_context import LEAVES, Header, MountContext, Reply
 from bonobofs.fuse.overlay import NAME
 from bonobofs.fuse.virtual_dir import ALL, LISTED
 from bonobofs.policy import denials
@@ -178,6 +178,13 @@ class End(NamedTuple):
     name: bytes
     path: WorkspacePath
     st: os.stat_result | None
+
+
+def replaced_change(target: End, st: os.stat_result, arriving: Kind, *, exchange: bool = False) -> RelatedChange:
+    """Return the change of the file `st` that a rename replaces. A regular file leaves its name to another kind."""
+    kind = kind_of(st.st_mode)
+    leaves = exchange or (kind is Kind.FILE and arriving is not Kind.FILE)
+    return RelatedChange(Request(Operation.RENAME, target.path, kind), LEAVES if leaves else EXISTS)
 
 
 class TempFileOps:
@@ -372,7 +379,7 @@ class TempFileOps:
         replaced = target.st
         changes = [RelatedChange(Request(Operation.RENAME, origin.path, node.kind), _GOES, Layer.STAGED)]
         if replaced is not None:
-            changes.append(RelatedChange(Request(Operation.RENAME, target.path, kind_of(replaced.st_mode)), EXISTS))
+            changes.append(replaced_change(target, replaced, node.kind))
         details: dict[str, object] = {"from": origin.path}
         temporary = stray_name() if replaced is not None or node.kind is Kind.SYMLINK else ""
         if replaced is not None:

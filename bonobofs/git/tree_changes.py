@@ -84,6 +84,9 @@ class TreeChanges:
             if difference in self._seen:
                 continue
             self._seen.add(difference)
+            old, new = difference.old, difference.new
+            if old and old.mode in (FILE, EXECUTABLE) and new and new.mode in (SYMLINK, SUBMODULE):
+                yield self._part(difference._replace(new=None))  # the file leaves its name to another kind
             yield self._part(difference)
             if difference.old is None:
                 yield from self._new_directories(difference.path, before)

@@ -252,7 +252,7 @@ def symlink_above(refusal: Refusal) -> Refusal:
 def kept(pattern: Pattern) -> Refusal:
     """The refusal of one [[keep]] pattern."""
     reason = "The policy keeps this file: it is never deleted or renamed away."
-    instead = "Keep it under its name; where a rule admits the path, edit it or rename a new version over it."
+    instead = "Keep it under its name; where a rule admits the path, edit it or rename a new regular file over it."
     return Refusal(Code.KEEP, f"keep:{pattern.text}", reason, instead)
 
 

@@ -239,16 +239,18 @@ def test_only_the_named_files_are_committed(alice: Gated) -> None:
 def test_every_committed_file_is_judged(repo: Repo, gated: Gate) -> None:
     """A file that the agent may not write cannot be committed, deleted, or reached by a path that leads out."""
     repo.git("checkout", "-q", "-b", "aidlc/work")
-    repo.commit("Docs", aidlc_docs__a_md="x")
+    repo.commit("Docs", aidlc_docs__a_md="x", docs__kept_md="x")
     policy = '[[rule]]\nname = "docs"\npaths = ["docs/"]\nsuffixes = [".md"]\nmax_size = 100\nexecutable = false\n'
-    alice = gated(repo, policy=policy + '[[keep]]\npaths = ["docs/plan.md"]\n')
+    alice = gated(repo, policy=policy + '[[keep]]\npaths = ["docs/plan.md", "docs/kept.md"]\n')
     repo.write("docs/run.py", "print()\n")
     repo.write("docs/big.md", "x" * 101)
     repo.write("docs/run.md", "#!/bin/sh\n")
     repo.write("docs/mode.md", "x", mode=0o755)
     repo.write("src/a.md", "x")
     (repo.root / "docs/link.md").symlink_to("/etc/passwd")
-    (repo.root / "docs/plan.md").unlink()
+    for name in ("plan.md", "kept.md"):
+        (repo.root / "docs" / name).unlink()
+    (repo.root / "docs/kept.md").symlink_to("plan.md")
     before = repo.head(), repo.staged()
     wanted = {
         "docs/run.py": Code.SUFFIX,
@@ -258,6 +260,7 @@ def test_every_committed_file_is_judged(repo: Repo, gated: Gate) -> None:
         "src/a.md": Code.DEFAULT,
         "docs/link.md": Code.OUTSIDE,
         "docs/plan.md": Code.KEEP,
+        "docs/kept.md": Code.KEEP,
         "../outside.md": Code.OUTSIDE,
         "/etc/passwd": Code.OUTSIDE,
         "docs/../docs/x.md": Code.OUTSIDE,

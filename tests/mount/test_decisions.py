@@ -658,6 +658,35 @@ def test_a_kept_file_may_be_edited_and_replaced(own_place: MakePlace) -> None:
     world.does(story)
 
 
+def test_a_kept_file_is_not_replaced_by_another_kind(own_place: MakePlace) -> None:
+    """A symlink or FIFO over it would leave nothing of the file. A kept symlink may be replaced by a file."""
+    world = own_place(
+        policy='default = "allow"\ntemporary = ["**/*.tmp"]\n[[rule]]\nname = "t"\npaths = ["staged/*.tmp"]\n'
+        'refuse = "No."\n[[keep]]\npaths = ["*/KEEP.md", "KEEP.md"]\n'
+    )
+
+    def story() -> None:
+        at = world.path
+        (at / "staged").mkdir()
+        for name in ("KEEP.md", "staged/KEEP.md"):
+            (at / name).write_text("kept")
+        os.symlink("gone.md", at / "link")
+        os.mkfifo(at / "fifo")
+        for name in ("link", "fifo"):
+            assert outcome(os.rename, at / name, at / "KEEP.md") == errno.EACCES, name
+        os.symlink("gone.md", at / "staged/new.tmp")
+        assert not os.path.lexists(world.source / "staged/new.tmp")
+        assert outcome(os.rename, at / "staged/new.tmp", at / "staged/KEEP.md") == errno.EACCES
+        assert (world.source / "KEEP.md").read_text() == (world.source / "staged/KEEP.md").read_text() == "kept"
+        (world.source / "sub").mkdir()
+        os.symlink("old.md", world.source / "sub/KEEP.md")
+        (at / "new").write_text("new")
+        os.rename(at / "new", at / "sub/KEEP.md")
+        assert (world.source / "sub/KEEP.md").read_text() == "new"
+
+    world.does(story)
+
+
 def test_the_umask_counts_when_a_mode_is_judged(place: MakePlace) -> None:
     """A mode with x is not executable if the umask clears the x."""
     world = place(policy=NOTES)
