@@ -316,7 +316,7 @@ class Mailbox:
         )
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
             raise MailError(f"{self._server.url} does not answer fetch_inbox with a list")
-        return found
+        return found[:limit]  # some servers ignore the limit
 
     def sent(self, since: str = "") -> list[Sent]:
         """Return the messages of this sender in the thread since a time of the server, oldest first.

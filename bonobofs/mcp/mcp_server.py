@@ -19,9 +19,11 @@ from mcp_types import CallToolResult, TextContent, Tool
 from pydantic import ValidationError
 
 import bonobofs
-from bonobofs.errors import BonobofsError, UsageError, reason
+from bonobofs.errors import BonobofsError, StateError, UsageError, reason
 from bonobofs.ipc.codec import encode_failure
 from bonobofs.mcp.session_link import SessionLink
+from bonobofs.mcp.tool_arguments import Arguments
+from bonobofs.mcp.tool_results import Result
 from bonobofs.mcp.tools import TOOLS, SessionTool
 from bonobofs.policy.decision import Refused, as_document
 
@@ -30,7 +32,7 @@ Read the resource bonobofs://policy before you write, or ask the tool `why` abou
 and says in `instead` what you can do. Do not repeat a refused call: its answer stays the same. Ordinary programs may
 read and write files in the mount too; the same policy applies."""
 _MOST_MISTAKES: Final = 5
-"""Mistakes that the answer to invalid arguments lists."""
+"""Mistakes that the error about invalid arguments or an invalid answer lists."""
 
 
 class SessionServer(MCPServer[Any]):
@@ -81,17 +83,34 @@ class SessionServer(MCPServer[Any]):
 def run_tool(link: SessionLink, tool: SessionTool, arguments: dict[str, Any]) -> CallToolResult:
     """Check the arguments, make the call, and return its result, refusal or failure."""
     try:
-        answer = tool.run(link, tool.arguments.model_validate(arguments))
-        result = tool.result.model_validate(_as_text(answer))
-    except ValidationError as error:
-        return _failed(UsageError(_mistakes(tool, error)))
+        answer = _as_text(tool.run(link, _parse(tool, arguments)))
+        return _answer(_checked(tool, answer).model_dump(mode="json", by_alias=True, exclude_unset=True))
     except Refused as refused:
         decision = refused.decision
         document = as_document(decision, decision.path, decision.operation)
         return _answer({**document, "message": refused.strerror}, is_error=True)
     except (BonobofsError, OSError, RecursionError) as error:
         return _failed(error)
-    return _answer(result.model_dump(mode="json", by_alias=True, exclude_unset=True))
+
+
+def _parse(tool: SessionTool, arguments: dict[str, Any]) -> Arguments:
+    """Return the arguments of a tool. UsageError."""
+    try:
+        return tool.arguments.model_validate(arguments)
+    except ValidationError as error:
+        takes = ", ".join(tool.arguments.model_fields)
+        raise UsageError(f"the arguments of {tool.name} are invalid: {_mistakes(error)}; it takes {takes}") from None
+
+
+def _checked(tool: SessionTool, answer: Any) -> Result:
+    """Return the answer of a call as the result of its tool. StateError: another program answered with other data."""
+    try:
+        return tool.result.model_validate(answer)
+    except ValidationError as error:
+        raise StateError(
+            f"the call {tool.name} may have been carried out, but its answer is invalid: {_mistakes(error)}; "
+            "look before you repeat it"
+        ) from None
 
 
 def _failed(error: Exception) -> CallToolResult:
@@ -117,8 +136,7 @@ def _as_text(value: Any) -> Any:
     return value
 
 
-def _mistakes(tool: SessionTool, error: ValidationError) -> str:
+def _mistakes(error: ValidationError) -> str:
     found = error.errors(include_url=False, include_input=False, include_context=False)
     shown = "; ".join(f"{'.'.join(map(str, each['loc']))[:64]!a}: {each['msg']}" for each in found[:_MOST_MISTAKES])
-    more = f"; and {len(found) - _MOST_MISTAKES} more" if len(found) > _MOST_MISTAKES else ""
-    return f"the arguments of {tool.name} are invalid: {shown}{more}; it takes {', '.join(tool.arguments.model_fields)}"
+    return f"{shown}; and {len(found) - _MOST_MISTAKES} more" if len(found) > _MOST_MISTAKES else shown

@@ -97,3 +97,32 @@ def test_without_a_server_the_tools_say_so(served: Serve, tmp_path: Path) -> Non
     assert any(entry.operation == "mail_inbox" for entry in bob.world.entries())
     with running(down):
         assert bob.result("mailbox_inbox") == {"messages": []}
+
+
+class Careless(Original):
+    """A server that answers with ids that are objects, and ignores the limit of an inbox."""
+
+    def _send_message(self, given: dict[str, Any]) -> dict[str, Any] | None:
+        self.messages.append({"subject": given["subject"]})
+        return {"deliveries": [{"payload": {"id": {"number": 1}, "created_ts": "2026-11-23T01:05:27Z"}}]}
+
+    def _fetch_inbox(self, given: dict[str, Any]) -> list[dict[str, Any]]:
+        del given
+        return [{"id": number, "from": "bob-1", "subject": "s"} for number in range(300)]
+
+
+def test_a_bad_answer_of_the_mail_server_is_no_mistake_of_the_agent(served: Serve, tmp_path: Path) -> None:
+    """The message may have been sent, so the agent must not repeat it with other arguments."""
+    with running(Careless()) as careless:
+        alice = served(policy=_policy(careless.url, tmp_path, f"/srv/{uuid.uuid4()}"), agent="alice-1")
+        error = alice.refusal("mailbox_send", to=["bob-1"], subject="s", body="b")["error"]
+        assert careless.subjects() == ["s"]
+        assert error["type"] == "StateError"
+        assert "may have been carried out" in error["message"]
+        assert "arguments" not in error["message"]
+
+
+def test_an_inbox_has_at_most_the_messages_of_its_limit(served: Serve, tmp_path: Path) -> None:
+    with running(Careless()) as careless:
+        alice = served(policy=_policy(careless.url, tmp_path, f"/srv/{uuid.uuid4()}"), agent="alice-1")
+        assert [each["id"] for each in alice.result("mailbox_inbox", limit=5)["messages"]] == [0, 1, 2, 3, 4]
