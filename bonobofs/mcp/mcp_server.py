@@ -7,6 +7,7 @@ other failure has `error` there: `type`, `message` and, for system errors, `errn
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -90,6 +91,9 @@ def run_tool(link: SessionLink, tool: SessionTool, arguments: dict[str, Any]) ->
         document = as_document(decision, decision.path, decision.operation)
         return _answer({**document, "message": refused.strerror}, is_error=True)
     except (BonobofsError, OSError, RecursionError) as error:
+        return _failed(error)
+    except Exception as error:  # noqa: BLE001 - the edge at which an unknown failure becomes an answer and a record
+        traceback.print_exc()
         return _failed(error)
 
 

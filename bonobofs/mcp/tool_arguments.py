@@ -64,6 +64,12 @@ def _bounded(text: str) -> str:
     return text
 
 
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise PydanticCustomError("nul", "it must have no NUL character")
+    return text
+
+
 Whole = Annotated[float, AfterValidator(_whole)]
 """A JSON number, as the seed writes it, that must be whole."""
 Text = Annotated[str, AfterValidator(_bounded)]
@@ -190,7 +196,7 @@ class TaskAttach(Arguments):
 
 
 class GitCommit(Arguments):
-    message: Text = Field(description="The commit message")
+    message: Annotated[Text, AfterValidator(_without_nul)] = Field(description="The commit message")
     files: Texts | None = Field(None, description="Commit only these files, as they are now. Default: what is staged")
 
 

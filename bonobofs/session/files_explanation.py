@@ -77,8 +77,8 @@ def explain_in(root: Path, base: Path, change: PlannedChange, decide: Decide) ->
 
 def _resolve(root: Path, base: Path, path: str, operation: Operation | None) -> str:
     """Resolve the symlinks of a path as the kernel would; return it relative to the root."""
-    if ".." in path.split("/"):
-        return path
+    if ".." in path.split("/") or "\0" in path:
+        return path  # the engine refuses it
     name = base / path
     resolved = os.path.join(os.path.realpath(name.parent), name.name)
     if operation is None or operation in _THROUGH_SYMLINKS:

@@ -102,6 +102,24 @@ def test_a_refusal_is_the_decision(impl: Served) -> None:
     assert (denial.agent, denial.tool, denial.rule) == ("alice", "write_file", refused["rule"])
 
 
+def test_a_path_with_nul_is_outside(impl: Served) -> None:
+    for change in ({"path": "a\0b"}, {"path": "a\0b/c", "operation": "rename", "to": "d"}):
+        decision = impl.result("why", **change)
+        assert (decision["allowed"], decision["code"]) == (False, Code.OUTSIDE)
+    decision = impl.result("why", path="tests/a.py", operation="rename", to="tests/a\0b.py")
+    assert (decision["allowed"], decision["code"]) == (False, Code.OUTSIDE)
+
+
+def test_an_unknown_failure_is_an_error_and_in_the_log(impl: Served, capfd: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: Any) -> Any:
+        raise LookupError("no such thing")
+
+    answer = run_tool(impl.server.link, TOOLS["lease_list"]._replace(run=fail), {})
+    assert answer.is_error
+    assert answer.structured_content == {"error": {"type": "LookupError", "message": "no such thing"}}
+    assert "Traceback" in capfd.readouterr().err
+
+
 def test_a_role_without_the_tools_is_refused(served: Serve) -> None:
     agent = served(role="docs-reader", policy='default = "allow"\n[role.docs-reader]\nwrite = ["**"]\n')
     assert agent.refusal("write_file", path="a.md", content="a")["code"] == Code.ROLE
@@ -153,6 +171,7 @@ _BAD: Final[list[tuple[str, dict[str, Any], str]]] = [
     ("list_files", {"path": ".", "recursive": "yes"}, "boolean"),
     ("search_files", {"query": "("}, ""),
     ("why", {"path": "a.md", "operation": "fly"}, "fly"),
+    ("git_commit", {"message": "a\0b"}, "NUL"),
     ("lease_acquire", {"patterns": "docs/**"}, "list"),
     ("lease_acquire", {"patterns": ["docs/**"], "seconds": -1}, ""),
     ("lease_extend", {"lease": "no such lease", "seconds": 10}, ""),
