@@ -50,6 +50,7 @@ from bonobofs.policy.decision import Denied, Permit, Refused, as_document
 from bonobofs.policy.engine import Policy, compile_policy, decide_in_source
 from bonobofs.policy.lease_set import UNKNOWN, compile_leases
 from bonobofs.policy.request import NO_FACTS, Context, Operation, Principal, Request, WorkspacePath
+from bonobofs.system.terminal import printable
 
 MOST_ADVERTISED: Final = 2000
 """Number of source branches that a push sees. A push to any other existing branch is refused as moved."""
@@ -621,14 +622,14 @@ def _described(published: Sequence[Published]) -> str:
 def _failure(error: Exception, effect: str = "not published") -> dict[str, Any]:
     """Return the answer to the agent for a refusal or a failure."""
     if not isinstance(error, Refused):
-        return {"status": 1, "line": f"{effect}: {error}"}
+        return {"status": 1, "line": printable(f"{effect}: {error}")}
     denied = error.decision
     holder = "" if denied.holding is None else str(denied.holding)
     path = f"{denied.path}:" if denied.path else ""
     question = denied.question and f"The question is {denied.question}."
     text = " ".join(filter(None, (path, denied.reason, denied.about, holder, question, denied.instead)))
     document = as_document(denied, denied.path, denied.operation)
-    return {"status": 1, "denied": document, "line": f"{effect}: {denied.rule}. {text}"}
+    return {"status": 1, "denied": document, "line": printable(f"{effect}: {denied.rule}. {text}")}
 
 
 def main(number: int) -> int:

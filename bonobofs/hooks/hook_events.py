@@ -16,6 +16,7 @@ from bonobofs.audit.entry import UNKNOWN
 from bonobofs.errors import UsageError
 from bonobofs.ipc.client import call_within
 from bonobofs.session.session_list import CallableSession, session_of_mount
+from bonobofs.system.terminal import printable
 
 _ANSWER_SECONDS: Final = 10.0
 _LONGEST_LINE: Final = 200
@@ -142,9 +143,9 @@ def _sentence(denial: Event) -> str:
     """Return a refusal in one line: operation, path, code, rule, reason, question and what to do instead."""
     asked = f"The question to the operator is {denial['question']}." if denial.get("question") else ""
     held = f"It is held by {denial['holder']} until {denial['until']}." if denial.get("holder") else ""
-    parts = (denial["reason"], denial.get("about", ""), held, asked, denial["instead"])
-    about = f"- {denial['operation']} {denial['path']} ({denial['code']}, rule {denial['rule']}):"
-    return " ".join([about, *filter(None, parts)])
+    parts = (denial["reason"], _short(denial.get("about", "")), held, asked, denial["instead"])
+    about = f"- {denial['operation']} {_short(denial['path'])} ({denial['code']}, rule {denial['rule']}):"
+    return printable(" ".join([about, *filter(None, parts)]))  # the agent chooses the path
 
 
 def _judge_permission(hooked: _Hooked, event: Event) -> dict[str, Any] | None:

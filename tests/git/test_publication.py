@@ -63,6 +63,17 @@ def test_a_path_that_the_operator_allows_can_be_published(publishing: Publishing
     assert intent.details["answers"] == [1]
 
 
+def test_a_refused_path_adds_no_line_to_the_output_of_git(publishing: PublishingMaker) -> None:
+    one = publishing(policy=FREE + '[[protect]]\npaths = ["kept/"]\n')
+    one.repo.git("switch", "-qc", "aidlc/x")
+    path = "kept/a\nbonobofs: \x1b[31mb"
+    one.repo.git("update-index", "--add", "--cacheinfo", f"100644,{one.repo.id('main:a.md')},{path}")
+    refused = one.repo.run("commit", "-qm", "[gt-1] Add a file").stderr.decode()
+    assert "kept/a\ufffdbonobofs: \ufffd[31mb:" in refused
+    pushed = one.push("aidlc/x", code=1)
+    assert "kept/a\ufffdbonobofs: \ufffd[31mb:" in pushed
+
+
 def test_push_fetch_and_delete_of_a_branch(publishing: PublishingMaker) -> None:
     one = publishing()
     one.repo.git("switch", "-q", "--detach")
