@@ -73,10 +73,11 @@ def _calls(name: str, key: str | None = None) -> Run:
 
 
 def _set_status(link: SessionLink, arguments: inputs.TaskStatus) -> Any:
-    """Change the status of an issue. A closed issue is opened by `beads.reopen`."""
-    if arguments.status == "open":
-        return link.call("beads.reopen", issue=arguments.issue)
-    return link.call("beads.update", **arguments.values())
+    """Change the status of an issue. A closed issue is opened by `beads.reopen`; an open one stays as it is."""
+    if arguments.status != "open":
+        return link.call("beads.update", **arguments.values())
+    issue = link.call("beads.show", issue=arguments.issue)
+    return issue if issue["status"] == "open" else link.call("beads.reopen", issue=arguments.issue)
 
 
 def _wait_for_answer(link: SessionLink, arguments: inputs.AskWait) -> Any:

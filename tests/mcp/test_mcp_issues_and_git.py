@@ -83,6 +83,16 @@ def test_files_are_attached_by_path_and_hash(issues: Serve, beads_workspace: Wor
     assert (alice.world.source / "docs/plan.md").exists()
 
 
+def test_an_open_issue_is_opened_in_any_role(issues: Serve) -> None:
+    """A request that would change nothing succeeds, and reopening a closed issue needs `reopen`."""
+    alice = issues(policy=POLICY.replace('"reopen", ', ""))
+    issue = alice.result("task_create", title="Write the plan", assignee="alice")["id"]
+    assert alice.result("task_status", issue=issue, status="open")["status"] == "open"
+    alice.result("task_cancel", issue=issue, reason="no need")
+    refused = alice.refusal("task_status", issue=issue, status="open")
+    assert (refused["code"], refused["operation"]) == (Code.ROLE, "reopen_issue")
+
+
 def test_a_role_without_operations_is_refused(issues: Serve) -> None:
     reader: Served = issues(role="reader")
     assert reader.refusal("task_create", title="x")["code"] == Code.ROLE
