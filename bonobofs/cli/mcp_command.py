@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from bonobofs.cli.options import Argument, Option
 from bonobofs.errors import StateError, UsageError
+
+_LAST_PORT: Final = 65535
 
 
 def mcp(
@@ -29,6 +31,8 @@ def mcp(
     """
     if (port is None) != (token_file is None):
         raise UsageError("--http and --token-file go together; give both, or neither for stdio")
+    if port is not None and port > _LAST_PORT:
+        raise UsageError(f"{port} is not a port; a port is a number up to {_LAST_PORT}, and 0 means a free one")
     try:
         from bonobofs.mcp import transport_loops  # noqa: PLC0415 - the SDK is an optional dependency
     except ModuleNotFoundError as error:

@@ -159,9 +159,10 @@ class Command:
             values = vars(parse(words))
         except SystemExit:
             return None  # after --help
-        return self.function(
-            **{each.key: each.default if values[each.key] == [] else values[each.key] for each in self.parameters}
-        )
+        for each in self.parameters:
+            if values[each.key] == [] and not each.is_required:
+                values[each.key] = each.default
+        return self.function(**{each.key: values[each.key] for each in self.parameters})
 
 
 class Group:

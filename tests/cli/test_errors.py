@@ -23,6 +23,8 @@ from tests.support.world import Mounted, bonobofs, environment
         (["audit", "tail", "-n", "-1"], "-n"),
         (["audit", "export"], "--format"),
         (["policy"], "missing command"),
+        (["run"], "name at most one source and then a command"),
+        (["mcp", "/", "--http", "65536", "--token-file", "/nonexistent/token"], "a port is a number up to 65535"),
     ],
 )
 def test_a_usage_error_is_one_line_with_exit_2(arguments: list[str], said: str) -> None:
