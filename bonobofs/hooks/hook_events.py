@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,8 @@ _ANSWER_SECONDS: Final = 10.0
 _LONGEST_LINE: Final = 200
 _MOST_LINES: Final = 20
 _MOST_SHOWN: Final = 5
+_IN_NO_PATH: Final = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
+"""NUL, and the surrogates that stand for no byte."""
 _TRIED: Final = frozenset({"rmdir", "set_times"})
 """Operations that programs try and whose failure they ignore."""
 
@@ -76,9 +79,9 @@ def parse_event(text: bytes) -> Event:
 
 
 def _text(event: Event, *names: str) -> str:
-    """Return the first of these fields that is a text without NUL, else ""."""
+    """Return the first of these fields that is a text and can be a path, else ""."""
     found = (event.get(name) for name in names)
-    return next((value for value in found if isinstance(value, str) and "\0" not in value), "")
+    return next((value for value in found if isinstance(value, str) and not _IN_NO_PATH.search(value)), "")
 
 
 def _begin_session(hooked: _Hooked, _: Event) -> str:
@@ -155,7 +158,12 @@ def _judge_permission(hooked: _Hooked, event: Event) -> dict[str, Any] | None:
     place = Path(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) if os.path.isabs(path) else None
     if place is None or not place.is_relative_to(hooked.session.mountpoint):
         return None
-    decision = hooked.call("why", path=str(place))
+    try:
+        decision = hooked.call("why", path=str(place))
+    except TimeoutError:
+        raise
+    except OSError:
+        return None  # no file can be looked up by this path, such as a too long one: the client's own tool reports it
     if decision["allowed"]:
         return None
     return {"decision": {"behavior": "deny", "message": f"bonobofs refuses this change. {_sentence(decision)[2:]}"}}

@@ -159,6 +159,13 @@ def test_odd_events_are_errors_of_one_line(world: World) -> None:
         assert _answer(world, "PostToolUse", **event) == {}
 
 
+def test_a_path_that_no_file_can_have_is_no_error(world: World) -> None:
+    assert answer("SessionStart", {**COMMON, "cwd": "/\ud800"}) == ""
+    for path in ("a" * 5000, "a" * 300, "a/" * 2500, "\ud800", "a\0b"):
+        tool_input = {"file_path": f"{world.path}/kept/{path}"}
+        assert _answer(world, "PermissionRequest", tool_name="Write", tool_input=tool_input) == {}
+
+
 def test_after_the_end_of_the_server_no_event_has_an_answer(world: World) -> None:
     """The mount itself refuses all changes then."""
     world.kill()
