@@ -6,8 +6,10 @@ patterns that match no path. Each error is one line with the file, the line and 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -45,6 +47,8 @@ LARGEST: Final = 2**63 - 1
 _SIZE: Final = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})? ?[A-Za-z]*")
 _LONGEST_LEASE: Final = 366 * 86_400
 _LONGEST_SENTENCE: Final = 200
+_LARGEST_FILE: Final = 4 << 20
+"""Bytes of a policy file."""
 
 
 def _refuse(problem: str, key_path: KeyPath = ()) -> PydanticCustomError:
@@ -409,7 +413,7 @@ def load(path: Path) -> PolicyDocument:
     """Read a policy file. PolicyError: `FILE:LINE: KEY: problem`; without a line if the file cannot be read."""
     origin = _shown(str(path))
     try:
-        content = path.read_bytes()
+        content = _content(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a file name"
         raise PolicyError(f"{origin}: the policy cannot be read: {reason}") from None
@@ -419,6 +423,18 @@ def load(path: Path) -> PolicyDocument:
         line = content.count(b"\n", 0, error.start) + 1
         raise PolicyError(f"{origin}:{line}: the file is not UTF-8 text; a policy must be") from None
     return parse(text, str(path))
+
+
+def _content(path: Path) -> bytes:
+    """Return the bytes of a regular file, or of the pipe of `/dev/stdin` or `<(COMMAND)`. OSError, ValueError."""
+    mode, is_pipe = path.stat().st_mode, os.path.realpath(path).startswith("/proc/")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (stat.S_ISFIFO(mode) and is_pipe)):
+        raise OSError(errno.EINVAL, "it is a device or a FIFO; name a regular file")
+    with path.open("rb") as file:
+        content = file.read(_LARGEST_FILE + 1)
+    if len(content) > _LARGEST_FILE:
+        raise OSError(errno.EFBIG, f"it has more than {_LARGEST_FILE >> 20} MiB")
+    return content
 
 
 def parse(text: str, origin: str) -> PolicyDocument:

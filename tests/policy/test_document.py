@@ -158,6 +158,22 @@ def test_an_unreadable_file_is_a_one_line_error(tmp_path: Path) -> None:
         load(Path("a\0b"))
 
 
+def test_a_policy_is_a_regular_file_of_limited_size_or_a_pipe(tmp_path: Path) -> None:
+    """A device has no end, and opening a FIFO waits for its writer."""
+    fifo, large = tmp_path / "fifo", tmp_path / "large.toml"
+    os.mkfifo(fifo)
+    large.write_text("# large\n" * 600_000)
+    for path, word in ((Path("/dev/zero"), "regular file"), (fifo, "regular file"), (large, "4 MiB")):
+        with pytest.raises(PolicyError, match=word) as caught:
+            load(path)
+        assert str(caught.value).startswith(f"{path}: the policy cannot be read: ")
+    reading, writing = os.pipe()
+    with open(reading, "rb") as pipe, open(writing, "wb") as writer:
+        writer.write(b'default = "allow"\n')
+        writer.close()
+        assert load(Path(f"/dev/fd/{pipe.fileno()}")).default == "allow"
+
+
 def test_omitted_keys_have_their_documented_defaults() -> None:
     document = parse(RULE + "[role.reader]", "p.toml")
     assert document.default == "deny"
