@@ -39,6 +39,12 @@ of its beginning and of its end."""
 CLOSE: Final = "close"
 """Operation of the last event of a trail that was closed cleanly."""
 
+_DISPLACED: Final = (
+    "another program removed or replaced this file or its head; end this session, start a new one, and run "
+    "bonobofs audit verify"
+)
+_FILE_FLAGS: Final = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
 PAUSE: Final = 10
 """Seconds without an entry of a change after which the next change begins a turn."""
 _LONGEST_NAME: Final = 200
@@ -92,6 +98,8 @@ class Trail:
         self.identity: Final = identity
         self._descriptor = descriptor
         self._head_descriptor = head_descriptor
+        self._files: dict[Path, os.stat_result] = {}
+        """The head and the trail, by the names that must lead to them. Empty: the names are not checked."""
         self._end: End = end
         self._synced = -1
         self._failing = False
@@ -121,7 +129,7 @@ class Trail:
         cls, path: Path, head_path: Path, identity: TrailIdentity, *, clock: Callable[[], int] = time_ns
     ) -> Trail:
         """Create the trail and its head file with mode 0600. TrailError: one exists, or cannot be created."""
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = _FILE_FLAGS | os.O_EXCL
         created: dict[Path, int] = {}
         try:
             created[head_path] = os.open(head_path, flags, 0o600)
@@ -130,6 +138,7 @@ class Trail:
             created[path] = os.open(path, flags | os.O_APPEND, 0o600)  # an empty head of an existing trail is damage
             trail = cls(created[path], created[head_path], identity, path, clock=clock)
             trail._synced = 0
+            trail._files = {name: os.fstat(descriptor) for name, descriptor in created.items()}
             for directory in {path.parent, head_path.parent}:
                 sync_directory(directory)
         except OSError as error:
@@ -147,8 +156,11 @@ class Trail:
 
     @property
     def is_synced(self) -> bool:
-        """True if all entries are on the disk. An idle session then leaves the disk asleep."""
-        return not self._queued and self._end[0] == self._synced
+        """True if all entries are on the disk under the trail's name, or if `sync` has reported that they are not.
+
+        An idle session then leaves the disk asleep.
+        """
+        return not self._queued and self._end[0] == self._synced and (bool(self._refusal) or not self._is_displaced)
 
     def intent(  # noqa: PLR0913 - the fields of a record
         self,
@@ -339,7 +351,8 @@ class Trail:
         """Write the queued outcomes, sync the trail to the disk, and then rewrite the head.
 
         The head is rewritten even if the trail has no new entry. TrailError: the trail may not be on the disk. After a
-        failed fdatasync the trail accepts no more entries: the kernel may have dropped pages and reports that once.
+        failed fdatasync the trail accepts no more entries: the kernel may have dropped pages and reports that once. It
+        accepts none either if another program removed or replaced the trail or the head.
         """
         with self._syncing:
             self._settle(())
@@ -360,19 +373,31 @@ class Trail:
 
     def _settle(self, closing: tuple[str, ...]) -> None:
         """Write the queued outcomes and `closing`, sync, rewrite the head. The caller holds _syncing."""
+        # Not after the closing entry: another process may then compress the trail.
+        is_displaced = self._is_displaced
         with self._writing:
             moment = self._time_ns()
-            self._write(closing)
+            self._write(() if is_displaced else closing)
             end = self._end
-            if closing:
-                self._refusal = "it is closed"
+            if is_displaced or closing:
+                self._refusal = _DISPLACED if is_displaced else "it is closed"
         if end[0] != self._synced:
             try:
                 os.fdatasync(self._descriptor)
             except OSError as error:
                 self._refusal = f"it could not be synced to the disk: {error_text(error)}"
                 raise self._unwritten() from error
-        self._write_head(end, moment)
+        self._write_head(end, moment, reopen=is_displaced)
+        if is_displaced:
+            raise self._unwritten()
+
+    @property
+    def _is_displaced(self) -> bool:
+        """Whether the name of the trail or of its head leads to another file or to none."""
+        try:
+            return not all(os.path.samestat(os.lstat(name), st) for name, st in self._files.items())
+        except OSError:
+            return True
 
     def _entry(
         self,
@@ -489,9 +514,14 @@ class Trail:
             entry = entry._replace(result="error", reason="The trail could not be written.")
             self._queue(body_of(entry))
 
-    def _write_head(self, end: End, moment: int) -> None:
+    def _write_head(self, end: End, moment: int, *, reopen: bool) -> None:
+        """Write the head. With `reopen`, write the file that has its name now, so that `verify` misses the entries."""
         seq, link, _ = end
         try:
+            if reopen:
+                head = os.open(next(iter(self._files)), _FILE_FLAGS | os.O_NONBLOCK, 0o600)
+                os.dup2(head, self._head_descriptor, inheritable=False)
+                os.close(head)
             _write_head(self._head_descriptor, seq, link, moment)
         except OSError as error:
             raise TrailError(f"the head of the trail {self.path} cannot be written: {error_text(error)}") from error
