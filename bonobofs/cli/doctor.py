@@ -282,7 +282,7 @@ def _old_contents() -> Iterator[Check]:
 def _network() -> Iterator[Check]:
     try:
         home = session.home()
-        policy = session.in_force(home, None, Path.cwd())
+        policy = session.in_force(home)
         operator = network_list.operator_list(home, Path.cwd())
     except (BonobofsError, OSError) as error:
         yield Check("network lists", Verdict.NOTE, "cannot be read", f"`run` refuses every connection: {reason(error)}")

@@ -39,7 +39,7 @@ def show(
     home, directory = session.home(), _real(source)
     lists = network_list.read_lists(home)
     operator = lists.general if directory is None else lists.sources.get(str(directory), lists.general)
-    in_force = session.in_force(home, None, directory or Path.cwd())
+    in_force = session.in_force(home, root=directory)
     policy = in_force.compiled.document.get("network", {}).get("allow", [])
     if json:
         document(
@@ -78,7 +78,7 @@ def allow(hosts: Hosts, source: SourceOption = None) -> None:
     if EVERYTHING in old:
         note('the list has "*", which admits every host; remove it first to list single hosts: network disallow "*"')
     try:
-        policy = session.in_force(home, None, directory or Path.cwd())
+        policy = session.in_force(home, root=directory)
     except BonobofsError as error:
         note(f"whether the policy admits the hosts is unknown: {error}")
         return

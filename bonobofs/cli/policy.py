@@ -130,7 +130,7 @@ def show(
     Example:
       bonobofs policy show --role reviewer
     """
-    shown = session.in_force(session.home(), policy, Path.cwd())
+    shown = session.in_force(session.home(), policy)
     check_role(role, shown)
     compiled = shown.compiled
     if json:
@@ -222,7 +222,7 @@ def propose(
     """
     from bonobofs.audit.proposal import propose as make  # noqa: PLC0415 - loads the parser of TOML
 
-    origin = policy or session.in_force(session.home(), None, Path.cwd()).origin
+    origin = policy or session.in_force(session.home()).origin
     preset = origin.removeprefix("preset:")
     is_new = preset in PRESETS
     text = f'extends = "{preset}"\n' if is_new else Path(origin).read_text(encoding="utf-8")

@@ -59,7 +59,8 @@ def why(
     """
     home = session.home()
     if role is not None:
-        check_role(role, session.in_force(home, None, workspace or Path(os.path.abspath(path))))
+        root = workspace or session.root_around(home, Path(os.path.abspath(path)))
+        check_role(role, session.in_force(home, root=root))
     answer = session.explain(home, PlannedChange(path, op, _bytes(size), to, role), workspace)
     if json:
         document(answer)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         callable_session,
         flush_servers,
         mount_around,
+        root_around,
         session_around,
         statuses,
         unreadable,
@@ -66,8 +67,8 @@ _NAMES: Final = {
     ),
     "bonobofs.session.sandbox_run": "RunRequest run",
     "bonobofs.session.session_list": (
-        "CallableSession SERVED SessionState SessionStatus callable_session flush_servers mount_around session_around "
-        "statuses unreadable"
+        "CallableSession SERVED SessionState SessionStatus callable_session flush_servers mount_around root_around "
+        "session_around statuses unreadable"
     ),
     "bonobofs.session.unmount": "Unmounted unmount_session",
     "bonobofs.state.database": "Database",

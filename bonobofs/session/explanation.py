@@ -12,7 +12,7 @@ from bonobofs.ipc.client import SOCKET_VARIABLE, call
 from bonobofs.policy.request import (
     PlannedChange,
 )
-from bonobofs.session.session_list import SessionStatus, callable_session, session_around
+from bonobofs.session.session_list import SessionStatus, callable_session, check_workspace, root_around, session_around
 from bonobofs.state.home import inside_directory
 from bonobofs.state.sessions import Session
 from bonobofs.system import mounts
@@ -24,11 +24,10 @@ def explain(home: Path, change: PlannedChange, workspace: Path | None = None) ->
     """Decide on a change; return a document in the schema of decisions.
 
     Both names of a rename or link are judged, and for a directory all names below it. The paths are relative to
-    `workspace`. Its default is the mount or source of a session that contains the path, else the working directory. In
-    a session its own policy and role apply, elsewhere the policy that `mount` would choose. Raises UsageError,
-    PolicyError, MountError, StateError.
+    `workspace`. Its default is `root_around` the path. In a session its own policy and role apply, elsewhere the policy
+    that `mount` would choose. Raises UsageError, PolicyError, MountError, StateError.
     """
-    base = Path(os.path.realpath(workspace)) if workspace is not None else Path.cwd()
+    base = Path.cwd() if workspace is None else check_workspace(Path(os.path.realpath(workspace)))
     # Textual only: resolving symlinks would access a mount, and the engine judges `..` unresolved.
     path = Path(os.path.normpath(base / change.path))
     to = None if change.to is None else os.path.join(base, change.to)
@@ -43,7 +42,8 @@ def explain(home: Path, change: PlannedChange, workspace: Path | None = None) ->
     if workspace is None and around is None and SOCKET_VARIABLE in os.environ:
         here: dict[str, Any] = call(None, "why", **change._asdict())
         return here
-    root = Path(around.session.source) if around is not None else base if workspace is not None else Path.cwd()
+    root = base if workspace is not None else root_around(home, path)
+    root = root if around is None else Path(around.session.source)
     from bonobofs.session.files_explanation import explain_files  # noqa: PLC0415 - loads the policy engine
 
     return explain_files(home, root, base, change, None if around is None else around.session)

@@ -27,7 +27,7 @@ from bonobofs.policy.request import (
     WorkspacePath,
     kind_of,
 )
-from bonobofs.session.session_list import session_around
+from bonobofs.session.session_list import root_around, session_around
 from bonobofs.state.home import read_document, session_directory
 from bonobofs.state.sessions import Session
 
@@ -156,16 +156,17 @@ class PolicyInForce(NamedTuple):
     """Why this policy was chosen; empty for a session."""
 
 
-def in_force(home: Path, file: Path | None, path: Path) -> PolicyInForce:
-    """Return the policy of `file`, else of the session whose mount or source contains `path`, else of a new mount.
+def in_force(home: Path, file: Path | None = None, root: Path | None = None) -> PolicyInForce:
+    """Return the policy of `file`, else of the session around `root`, else of a new mount of `root`.
 
-    PolicyError, StateError, UsageError.
+    The default of `root` is `root_around` the working directory. PolicyError, StateError, UsageError.
     """
-    one = session_around(home, path) if file is None else None
+    root = root or root_around(home, Path.cwd())
+    one = session_around(home, root) if file is None else None
     if one is None:
         from bonobofs.session.registration import choose_policy  # noqa: PLC0415 - loads pydantic
 
-        chosen = choose_policy(home, file, path if file is None else None)
+        chosen = choose_policy(home, file, root if file is None else None)
         return PolicyInForce(chosen.origin, chosen.compiled, chosen.default_role, None, None, chosen.why)
     made = one.session
     plain = read_document(session_directory(home, made.session) / "policy.json")

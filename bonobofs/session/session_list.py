@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.errors import MountError, StateError, TrailError, reason
+from bonobofs.errors import MountError, StateError, TrailError, UsageError, reason
+from bonobofs.state import project_policies
 from bonobofs.state.home import GUARD_SOCKET, inside_directory, session_directory, trail_path
 from bonobofs.state.sessions import PARTLY, WATCHING, Session, lives, read_all, read_live
 from bonobofs.system import mounts
@@ -122,6 +123,30 @@ def session_around(home: Path, path: Path) -> SessionStatus | None:
             for error in unreadable(home).values():
                 raise StateError(f"{path} is in a mount whose session cannot be read: {error}")
     return None
+
+
+def root_around(home: Path, path: Path) -> Path:
+    """Return the root of the workspace around a path; by default the working directory.
+
+    It is the mount or source of a served session, else the innermost source that had a session or has a policy.
+    StateError, PolicyError.
+    """
+    entry = session_around(home, path)
+    if entry is not None:
+        mountpoint = entry.session.mountpoint
+        return Path(mountpoint if mountpoint is not None and is_within(path, mountpoint) else entry.session.source)
+    sources = {session.source for session in read_all(home)[0]}
+    for above in (path, *path.parents):
+        if str(above) in sources or project_policies.is_known(home, above):
+            return above
+    return Path.cwd()
+
+
+def check_workspace(directory: Path) -> Path:
+    """Return the directory. UsageError: it is no directory. A path in a mount is not read."""
+    if mounts.mount_around(directory) is None and not directory.is_dir():
+        raise UsageError(f"the workspace {directory} is not a directory; name the directory of the source")
+    return directory
 
 
 def unreadable(home: Path) -> dict[str, StateError]:

@@ -30,6 +30,11 @@ def policy_file(home: Path, source: Path) -> Path:
     return home / "policies" / f"{_key(source)}.toml"
 
 
+def is_known(home: Path, source: Path) -> bool:
+    """Return True if the source has a policy or a stored preset. PolicyError."""
+    return exists(policy_file(home, source)) or exists(_choice(home, source))
+
+
 def exists(file: Path) -> bool:
     """Return True if a file or symlink of this name exists. PolicyError: the check failed."""
     try:

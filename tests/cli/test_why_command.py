@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bonobofs.policy.decision import ERRNO, Code
+from bonobofs.state import project_policies
 from bonobofs.state.home import inside_directory
 from tests.support.world import ALLOW_ALL, Mounted, bonobofs
 
@@ -270,3 +271,33 @@ def test_why_accepts_the_roles_of_the_policy_in_force(mounted: Mounted) -> None:
     world = mounted(policy='default = "allow"\n[role.own]\nwrite = ["**"]\n')
     assert bonobofs("why", "a.md", "--role", "own", cwd=world.path).returncode == 0
     assert bonobofs("why", world.source / "a.md", "--role", "worker").returncode == 2
+
+
+DOCS_ONLY = '[[rule]]\nname = "docs"\npaths = ["docs/"]\n'
+
+
+@pytest.mark.parametrize("is_mounted_once", [False, True])
+def test_a_source_without_a_mount_is_judged_by_its_own_policy(
+    is_mounted_once: bool, mounted: Mounted, source: Path, home: Path
+) -> None:
+    """The root is the innermost source that has a policy or had a session, wherever the command runs."""
+    (source / "src").mkdir()
+    if is_mounted_once:
+        (home / "policy.toml").write_text(DOCS_ONLY)
+        mounted(agent="ann").umount()
+    else:
+        project_policies.policy_file(home, source).parent.mkdir(exist_ok=True)
+        project_policies.policy_file(home, source).write_text(DOCS_ONLY)
+    for cwd in (source.parent, source / "src", Path("/")):
+        assert _why(source / "src/docs/a.py", code=77, cwd=cwd)["path"] == "src/docs/a.py"
+        assert _why(source / "docs/a.py", code=0, cwd=cwd)["path"] == "docs/a.py"
+    assert _why("docs/a.py", code=77, cwd=source / "src")["path"] == "src/docs/a.py"
+    shown = [json.loads(bonobofs("policy", "show", "--json", cwd=cwd).stdout) for cwd in (source, source / "src")]
+    assert shown[0] == shown[1]
+
+
+def test_a_workspace_that_is_no_directory_is_a_usage_error(source: Path) -> None:
+    (source / "file").touch()
+    for name in ("absent", "file"):
+        asked = bonobofs("why", "--workspace", source / name, "x")
+        assert (asked.returncode, f"{source / name} is not a directory" in asked.stderr) == (2, True)
