@@ -13,6 +13,7 @@ from bonobofs.policy.lease_set import UNKNOWN, LeaseSet, compile_leases
 from bonobofs.policy.overlap import patterns_meet
 from bonobofs.policy.pattern import parse
 from bonobofs.session.registration import default_agent
+from bonobofs.session.session_list import check_workspace
 from bonobofs.state import agent_registry, leases, session_rows
 from bonobofs.state.database import Database
 from bonobofs.state.heartbeats import LiveSession
@@ -97,7 +98,7 @@ def _await_sessions(database: Database, change: LeaseChange, result: str) -> Lea
 def _source(home: Path, directory: Path) -> str:
     """Return the source of a directory. For a mountpoint this is the source of its mount.
 
-    UsageError for a directory inside a source: patterns begin at the source's root.
+    UsageError for a directory inside a source, as patterns begin at the source's root, and for what is no directory.
     """
     for session in load_all(home):
         if lives(session):
@@ -109,7 +110,7 @@ def _source(home: Path, directory: Path) -> str:
                     f"{directory} lies inside {session.source}; name that, with patterns that begin there, such as "
                     f"{directory.relative_to(next(iter(roots.intersection(directory.parents))))}/**"
                 )
-    return str(directory)
+    return str(check_workspace(directory))
 
 
 def extend(home: Path, holder: HolderOption | Holder, lease: str | None, seconds: float) -> Lease:

@@ -133,6 +133,20 @@ def test_a_lease_may_apply_to_one_source(mounted: Mounted, tmp_path: Path) -> No
         (world.path / "a").write_text("text")
 
 
+def test_a_workspace_that_is_no_directory_is_refused(mounted: Mounted) -> None:
+    """The holder keeps its lease."""
+    register("bob")
+    world = mounted(policy=ALLOW_ALL, agent="ann")
+    (world.source.parent / "file").touch()
+    assert bonobofs("lease", "acquire", "--agent", "bob", "--workspace", world.source, "**").returncode == 0
+    before = listed()
+    for name in ("absent", "file"):
+        path = world.source.parent / name
+        made = bonobofs("lease", "acquire", "--agent", "bob", "--workspace", path, "**")
+        assert (made.returncode, f"{path} is not a directory" in made.stderr) == (2, True)
+    assert listed() == before
+
+
 def test_a_mountpoint_names_its_source(mounted: Mounted) -> None:
     """A directory inside a source is refused: a lease of it would cover no path."""
     register("bob")
