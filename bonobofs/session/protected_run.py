@@ -19,12 +19,11 @@ from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.errors import BonobofsError, StateError, UsageError, error_text
 from bonobofs.integrity.integrity_check import IntegrityCheck, new_run_id
 from bonobofs.state.home import head_path, trail_path
+from bonobofs.state.session_rows import DAEMON
 from bonobofs.system.paths import is_within
 
 GUARDRAIL: Final = "guardrail_violation"
 """Operation of the alert about a violation."""
-DAEMON: Final = "daemon"
-"""The actor of that alert."""
 VIOLATED: Final = 77
 _LISTED: Final = 100
 

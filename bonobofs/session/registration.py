@@ -66,6 +66,8 @@ class SessionRequest(NamedTuple):
     """The chain of the session, which then holds its leases."""
     issue: str | None = None
     """The issue that the session works on."""
+    is_operator: bool = False
+    """True for a session of the operator, whose agent has a reserved label."""
 
 
 class RegisteredSession(NamedTuple):
@@ -169,11 +171,12 @@ def register_session(
 
     It also registers a new agent. ForbiddenError: the agent may not mount with that role. StateError, UsageError.
     """
-    agent, role, chain, issue = request
+    agent, role, chain, issue, is_operator = request
     if chain is not None:
         session_rows.check_label(chain, "a chain")
     with session_rows.open_queries(home) as database:
-        registered = session_rows.register(database, agent if agent is not None else default_agent(), role)
+        label = agent if agent is not None else default_agent()
+        registered = session_rows.register(database, label, role, is_operator=is_operator)
         session = Session(
             session=new_uuid(),
             agent=registered.label,

@@ -24,6 +24,7 @@ from bonobofs.session.change_history import change_document, images_of, session_
 from bonobofs.session.session_list import flush_servers
 from bonobofs.session.undo_refs import OperatorAuthorizer, RefsOfSource
 from bonobofs.state.home import head_path, trail_path
+from bonobofs.state.session_rows import OPERATOR
 from bonobofs.state.sessions import Session, lives, note_ends, read_all, save
 from bonobofs.system import mounts
 from bonobofs.system.locks import locked
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from bonobofs.git.git_worker import GitWorker
     from bonobofs.policy.document import UndoTable
 
-OPERATOR: Final = "operator"
-"""Label of the agent in whose name the operator's own changes are recorded."""
 _MOST_NAMES: Final = 10_000
 """Number of changes in one entry."""
 _MOST_PATHS: Final = 20_000
@@ -380,7 +379,7 @@ def operator_session(home: Path, source: str) -> Iterator[tuple[Session, Enforce
         home,
         source=Path(source),
         mountpoint=None,
-        request=SessionRequest(OPERATOR),
+        request=SessionRequest(OPERATOR, is_operator=True),
         policy=policy,
         transport="none",
     )

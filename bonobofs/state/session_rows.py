@@ -14,6 +14,11 @@ from bonobofs.state.sessions import Session
 from bonobofs.state.sqlite_file import Execute, Queries, SqliteFile, escape, sqlite_path
 
 _LONGEST_LABEL: Final = 64
+_AGENT: Final = "an agent"
+OPERATOR: Final = "operator"
+"""Label of the agent in whose name the operator's own changes are recorded."""
+DAEMON: Final = "daemon"
+"""The actor of the alert about a direct edit of a protected directory (`session.protected_run`)."""
 
 
 class Holder(NamedTuple):
@@ -67,29 +72,34 @@ def open_queries(home: Path) -> Iterator[Queries]:
         yield database
 
 
-def check_label(label: str, kind: str = "an agent") -> str:
-    """Return the label if it is safe in log lines, terminals and file names and is not a UUID; else UsageError."""
+def check_label(label: str, kind: str = _AGENT) -> str:
+    """Return the label if it is safe in log lines, terminals and file names and is not a UUID; else UsageError.
+
+    An agent cannot have the names by which the record shows the operator and the daemon.
+    """
     if not label or len(label) > _LONGEST_LABEL or not label.isprintable() or "/" in label or label != label.strip():
         raise UsageError(
             f"{label!r} cannot name {kind}; use 1 to {_LONGEST_LABEL} printable characters without a slash"
         )
     if is_uuid(label):
         raise UsageError(f"{label!r} cannot name {kind}, as it has the form of an identity; use a name")
+    if kind == _AGENT and label in (OPERATOR, DAEMON):
+        raise UsageError(f"{label!r} cannot name {kind}, because the record uses it for the {label} itself; use another name")
     return label
 
 
-def register(database: Queries, label: str, role: str | None = None) -> MountingAgent:
+def register(database: Queries, label: str, role: str | None = None, *, is_operator: bool = False) -> MountingAgent:
     """Return the agent of that label or UUID. Register a new label, with `role` as its default role.
 
-    A known agent keeps its default role. ForbiddenError: the agent may not mount with `role`. UsageError: bad label, or
-    unknown UUID.
+    A known agent keeps its default role. Only with `is_operator`, the label may be OPERATOR. ForbiddenError: the agent
+    may not mount with `role`. UsageError: bad label, or unknown UUID.
     """
-    if not is_uuid(label):
-        check_label(label)
     with database.queries(change=True) as execute:
         known = _find(execute, label)
         if known is None and is_uuid(label):
             raise UsageError(f"there is no agent {label}; bonobofs agent list shows the agents")
+        if not is_operator:
+            check_label(label if known is None else known.label)
         if known is None:
             known = MountingAgent(label, new_uuid(), role, None, new=True)
             execute(

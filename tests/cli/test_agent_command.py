@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bonobofs.session.undo_service import operator_session
 from tests.support.world import ALLOW_ALL, Mounted, bonobofs, register
 
 
@@ -43,6 +44,33 @@ def test_only_new_registers_an_unknown_agent(mounted: Mounted, source: Path, tmp
     made = bonobofs("mount", source, mountpoint, "--agent", "alcie", "--new")
     assert made.returncode == 0, made.stderr
     assert bonobofs("umount", mountpoint).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["operator", "daemon"])
+def test_no_agent_has_the_name_of_the_operator_or_the_daemon(
+    name: str, mounted: Mounted, source: Path, tmp_path: Path, home: Path
+) -> None:
+    """Also after an undo of the operator, which has an agent of that name."""
+    mounted(policy=ALLOW_ALL, agent="ann").umount()
+    with operator_session(home, str(source)):
+        pass
+    operator = json.loads(bonobofs("agent", "list", "--json").stdout)[1]
+    assert operator["label"] == "operator"
+    mountpoint = tmp_path / "second"
+    mountpoint.mkdir()
+    commands = [
+        ("agent", "add", name),
+        ("mount", source, mountpoint, "--agent", name, "--new"),
+        ("mount", source, mountpoint, "--agent", operator["id"]),
+        ("lease", "acquire", "--all-workspaces", "--agent", operator["id"], "docs/**"),
+        ("mount", source, mountpoint, "--agent", name),
+    ]
+    for command in commands:
+        refused = bonobofs(*command)
+        assert refused.returncode == 2, command
+        if command != commands[-1]:
+            assert "because the record uses it" in refused.stderr
+    assert len(json.loads(bonobofs("agent", "list", "--json").stdout)) == 2
 
 
 @pytest.mark.parametrize(
