@@ -187,7 +187,7 @@ class GitWorker:
         return {**encode_decision(admission.permit), "number": admission.seq}
 
     def _state(self) -> dict[str, Any]:
-        """Return the server's policy, leases and answers of the operator. A concurrent change also changes the generation."""
+        """Return the server's policy, leases and answers. A concurrent change also changes the generation."""
         state = self._authorizer.generation()
         known = self._session.leases()
         leases = {"none": None, "known": known, "unknown": "unknown"}[state["leases"]]

@@ -77,7 +77,7 @@ class MessageKind(enum.IntEnum):
     "answers"}: the policy, leases and answers (session and list) by which the server judges now."""
     AUTHORIZE = 21
     """{"question", "related"} and the fields of `ChangeRecord`; a permitted change is in flight until ENDED. With
-    "generation", the companion has judged the related changes, and "answers" permitted them; the reply is "stale" if the
+    "generation", the companion has judged the related changes, which "answers" permit; the reply is "stale" if the
     server has a newer one."""
     ENDED = 22
     """{"admission", "error", "reason", "written", "details"}: the outcome of a change. The reply comes when the mount

@@ -84,7 +84,9 @@ def check_label(label: str, kind: str = _AGENT) -> str:
     if is_uuid(label):
         raise UsageError(f"{label!r} cannot name {kind}, as it has the form of an identity; use a name")
     if kind == _AGENT and label in (OPERATOR, DAEMON):
-        raise UsageError(f"{label!r} cannot name {kind}, because the record uses it for the {label} itself; use another name")
+        raise UsageError(
+            f"{label!r} cannot name {kind}, because the record uses it for the {label} itself; use another name"
+        )
     return label
 
 
