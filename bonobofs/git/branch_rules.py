@@ -23,6 +23,9 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*(/[a-z0-9][a-z0-9-]*)*")
 _TAG_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*(/[A-Za-z0-9][A-Za-z0-9._+-]*)*")
 _LONGEST_NAME: Final = 200
 _OBJECT_ID: Final = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+_ABBREVIATION: Final = re.compile(r"[0-9A-Fa-f]{4,64}")
+"""Start of an object id. Git prefers a branch or tag of that name to the object, which may appear later."""
+_WILDCARD: Final = re.compile(r"[*?[]")
 _FIRST_OF_REFS: Final = ("refs", "heads", "tags", "remotes")
 _SPECIAL: Final = re.compile(r"[A-Z_]*HEAD|[A-Z_]+")
 _BRACKETED: Final = re.compile(r"\[([^\]\n]*)\]")
@@ -47,6 +50,12 @@ class BranchRules(NamedTuple):
     def protects(self, branch: str) -> bool:
         """True if only the operator may move the branch."""
         return any(fnmatchcase(branch, pattern) for pattern in self.protected_branches)
+
+    def excludes_protected(self, branch: str) -> bool:
+        """True if git cannot have both this branch and a protected one: one name is a directory of the other."""
+        above = (branch[: found.start()] for found in re.finditer("/", branch))
+        prefixes = (_WILDCARD.split(pattern, maxsplit=1)[0] for pattern in self.protected_branches)
+        return any(map(self.protects, above)) or any(prefix.startswith(f"{branch}/") for prefix in prefixes)
 
 
 class RuleRefusal(NamedTuple):
@@ -101,7 +110,7 @@ REF: Final = RuleRefusal(
 AMBIGUOUS: Final = RuleRefusal(
     Code.GIT,
     "git.ambiguous",
-    "A branch, a tag or a remote branch of the source has this name already, or git reads the name as something else.",
+    "A branch, tag, remote or remote branch of the source has this name, or git reads the name as something else.",
     "Choose another name.",
 )
 PUBLISHER: Final = RuleRefusal(
@@ -255,21 +264,24 @@ def bad_message(rules: BranchRules, why: str) -> RuleRefusal:
     return RuleRefusal(Code.GIT, "git.message", f"A message {why}.", f"{example} (git commit --amend)")
 
 
-def new_branch(rules: BranchRules, name: str) -> RuleRefusal | None:
-    """Return the refusal of a branch name, or None if the name may be published."""
-    if rules.protects(name):
+def new_branch(rules: BranchRules, name: str, *, exists: bool = False) -> RuleRefusal | None:
+    """Return the refusal of a branch name, or None if the name may be published.
+
+    `exists`: the source has the branch, so that the agent adds no name.
+    """
+    if rules.protects(name) or (not exists and rules.excludes_protected(name)):
         return protected(rules)
     if not name.isascii() or len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
         return bad_name(rules)
     if not name.startswith(rules.branch_prefix) or name == rules.branch_prefix:
         return bad_prefix(rules)
-    return AMBIGUOUS if is_read_otherwise(name) else None
+    return AMBIGUOUS if is_read_otherwise(name) or (not exists and _ABBREVIATION.fullmatch(name)) else None
 
 
 def new_tag(name: str) -> RuleRefusal | None:
     """Return the refusal of a tag name, or None if the name may be published."""
     fits = name.isascii() and len(name) <= _LONGEST_NAME and _TAG_NAME.fullmatch(name)
-    return None if fits and not is_read_otherwise(name) else AMBIGUOUS
+    return None if fits and not is_read_otherwise(name) and not _ABBREVIATION.fullmatch(name) else AMBIGUOUS
 
 
 def is_read_otherwise(name: str) -> bool:
@@ -409,14 +421,14 @@ class BranchContext(NamedTuple):
     agent: str
     """UUID of the publishing agent."""
     has_namesake: bool
-    """A tag or a remote branch has the same name."""
+    """A tag or a remote branch has the same name, or a remote if the branch is new."""
     is_checked_out: bool
     """Another work tree has the branch checked out, or this work tree has it and the update deletes it."""
 
 
 def judge_branch(rules: BranchRules, name: str, context: BranchContext) -> RuleRefusal | None:
     """Return the refusal of a branch update, or None. `judge_commit` judges its commits."""
-    refusal = new_branch(rules, name)
+    refusal = new_branch(rules, name, exists=bool(context.current))
     if refusal is not None:
         return refusal
     if context.has_namesake:

@@ -287,6 +287,7 @@ class Publisher:
         name = ref[len(TAGS) :]
         exists = bool(old) or not new or self._repository.exists(ref)
         namesake = any(self._repository.exists(prefix + name) for prefix in (BRANCHES, REMOTES))
+        namesake |= self._repository.has_remote(name)
         refusal = branch_rules.judge_tag(name, exists=exists, has_namesake=namesake)
         self._demand(refusal, operation, caller, f"Tag: {ref}.")
         self._demand_role(Operation.TAG, caller)
@@ -308,9 +309,10 @@ class Publisher:
             self._refuse(branch_rules.SYMBOLIC.of(operation, about=f"Branch: {ref}."), caller)
         if new and self._repository.commit(new) is None:
             self._refuse(branch_rules.OBJECT.of(operation, about=f"Object: {new}."), caller)
-        publisher, tip = self._branches.find(ref)
+        publisher, tip = self._branches.find(ref) if current else ("", "")  # the operator may have deleted the branch
         forwards = bool(new) and (not current or self._repository.reaches(new, current))
         namesake = any(self._repository.exists(prefix + name) for prefix in (TAGS, REMOTES))
+        namesake |= not current and self._repository.has_remote(name)
         git_dir, common = self._repository.git_dir, self._repository.common_dir
         elsewhere = is_checked_out_elsewhere(git_dir, common, ref) or (not new and read_head(git_dir) == f"ref: {ref}")
         return BranchContext(

@@ -14,7 +14,7 @@ from pygit2.enums import ObjectType, Option
 
 from bonobofs.errors import GitError
 from bonobofs.git.branch_rules import BranchRules
-from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, TREE, find_common_dir, run_git
+from bonobofs.git.source_refs import BRANCHES, ENVIRONMENT, REMOTES, TREE, find_common_dir, run_git
 from bonobofs.policy.request import HEAD_BYTES
 
 _MOST_TREES: Final = 2000
@@ -68,6 +68,10 @@ class GitRepository:
 
     def exists(self, ref: str) -> bool:
         return self.raw.references.get(ref) is not None
+
+    def has_remote(self, name: str) -> bool:
+        """True if the repository has refs of a remote with this name."""
+        return any(ref.startswith(f"{REMOTES}{name}/") for ref in self.raw.references)
 
     def protected_tips(self, rules: BranchRules) -> list[str]:
         """Return the tips of the protected branches, without duplicates."""

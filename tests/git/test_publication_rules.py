@@ -68,8 +68,30 @@ def test_a_name_that_a_tag_or_a_remote_branch_has_is_refused(direct: DirectMaker
     one.source.git("tag", "v1")
     one.source.git("update-ref", "refs/remotes/origin/topic", "HEAD")
     made = one.repo.commit("[gt-1] One", {"one.md": "1"})
-    for name in ("v1", "origin/topic", "a" * 40, "heads/main", "refs/heads/main", "tags/v1"):
+    paths = ("heads/main", "refs/heads/main", "tags/v1")
+    for name in ("v1", "origin/topic", "origin", "a" * 40, made[:4], "c0ffee", *paths):
         assert one.rule(f"refs/heads/{name}", new=made) == "git.ambiguous"
+    for name in ("origin", made[:7], made[:7].upper()):
+        assert one.rule(f"refs/tags/{name}", new=made) == "git.ambiguous"
+
+
+def test_a_name_that_excludes_a_protected_branch_is_refused(direct: DirectMaker) -> None:
+    """Git cannot have both `develop` and `develop/x`. The protected branch need not exist yet."""
+    one = direct(GUARDED + '[git]\nbranch_prefix = ""\nprotected_branches = ["main", "develop", "release/*"]\n')
+    made = one.repo.commit("[gt-1] One", {"one.md": "1"})
+    for name in ("develop/x", "main/x/y", "release", "release/1/x"):
+        assert one.rule(f"refs/heads/{name}", new=made) == "git.protected"
+    for name in ("developer", "releases/x", "x/develop"):
+        one.publish(name, new=made)
+
+
+def test_a_branch_of_the_operator_may_have_a_name_that_agents_cannot_add(direct: DirectMaker) -> None:
+    one = direct(GUARDED + '[git]\nbranch_prefix = ""\n')
+    one.source.git("update-ref", "refs/remotes/origin/topic", "HEAD")
+    made = one.repo.commit("[gt-1] One", {"one.md": "1"})
+    for name in ("origin", "1234", "develop/x"):
+        one.source.git("branch", name)
+        assert one.publish(name, new=made)[0].kind == "fast-forward"
 
 
 def test_a_tag_must_be_new_and_made_by_the_agent(direct: DirectMaker) -> None:
@@ -116,6 +138,17 @@ def test_only_the_publisher_of_a_branch_may_move_force_or_delete_it(direct: Dire
     alice.repo.git("rebase", "-q", "FETCH_HEAD")
     assert alice.publish()[0].kind == "fast-forward"
     assert alice.source.git("merge-base", "aidlc/x", operators).strip() == operators
+
+
+def test_a_branch_that_the_operator_deleted_has_no_publisher(direct: DirectMaker) -> None:
+    alice = direct()
+    alice.repo.commit("[gt-1] One", {"one.md": "1"})
+    alice.publish()
+    alice.source.git("branch", "-D", "aidlc/x")
+    bob = direct(agent="bob", source=alice.source)
+    bob.repo.commit("[gt-1] Two", {"two.md": "2"})
+    assert bob.publish()[0].kind == "create"
+    assert alice.rule() == "git.publisher"
 
 
 def test_a_branch_of_the_operator_is_neither_forced_nor_deleted(direct: DirectMaker) -> None:
