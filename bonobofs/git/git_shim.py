@@ -33,15 +33,13 @@ from bonobofs.git.command_line import (
     positional_words,
     resolve,
 )
-from bonobofs.git.source_refs import SUBMODULE, SYMLINK
+from bonobofs.git.source_refs import SHIM, SUBMODULE, SYMLINK, find_common_dir
 from bonobofs.ipc.client import call, call_with
 from bonobofs.policy.decision import Refused, as_document
 from bonobofs.state.home import GUARD_SOCKET
 
 REFUSED: Final = 77
 CLIENT: Final = str(Path(__file__).with_name("publish_client.py"))
-_WITH_HOOKS: Final = ("am", "checkout", "commit", "merge", "switch")
-"""Subcommands with a session hook that publishes."""
 _AT_A_TIME: Final = 4000
 """Files in one `git.preflight` call."""
 _TRIED: Final = ("rmdir", "set_times")
@@ -97,20 +95,32 @@ def _run(session: Path, real: str, arguments: list[str], line: Line) -> int:
         for grant in filter(None, grants):
             call(session, "git.finish", grant=grant)
     os.close(ours)
-    if _head(git) != before and line.name not in _WITH_HOOKS:
-        subprocess.run([sys.executable, "-I", "-S", "-E", CLIENT, session / GUARD_SOCKET, "publish"], check=False)
+    if _head(git) != before:
+        _publish(git, session, real, root)
     refusals = _refusals(root, since) if status else []
     for denied in refusals[:_MOST_SHOWN]:
         _show(denied, line.name)
     return REFUSED if refusals else status
 
 
+def _publish(git: GitRunner, session: Path, real: str, root: str) -> None:
+    """Publish the branch at HEAD, unless the repository is that of a submodule."""
+    git_dir = git.line("rev-parse", "--absolute-git-dir")
+    if os.path.realpath(find_common_dir(Path(git_dir))) == os.path.realpath(f"{root}/.git"):
+        # The client runs `git`, and that must be the real one.
+        path = f"{os.path.dirname(real)}:{os.environ.get('PATH', os.defpath)}"
+        environment = {**os.environ, "PATH": path, "GIT_DIR": git_dir}
+        command = [sys.executable, "-I", "-S", "-E", CLIENT, str(session / GUARD_SOCKET), "publish"]
+        subprocess.run(command, env=environment, check=False)
+
+
 def _wait(real: str, arguments: list[str]) -> int:
-    """Run the real git, forward signals to it, and return its exit status."""
+    """Run the real git, forward signals to it, and return its exit status. The shim publishes instead of its hooks."""
+    environment = {**os.environ, SHIM: "1"}
     handled = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     for number in (signal.SIGINT, signal.SIGQUIT):  # the terminal also sends them to git
         signal.signal(number, lambda *_: None)
-    with subprocess.Popen([real, *arguments]) as running:
+    with subprocess.Popen([real, *arguments], env=environment) as running:
         for number in handled:
             signal.signal(number, lambda sent, _: running.send_signal(sent))
         status = running.wait()

@@ -17,7 +17,6 @@ import time
 
 _BLOCK = 1 << 16
 _FAILED = 1
-_UNDER_WAY = ("rebase-merge", "rebase-apply", "sequencer")
 _CONNECT_SECONDS = 10.0
 """A killed companion is restarted within this time."""
 _RETRY_SECONDS = 0.05
@@ -36,9 +35,30 @@ def main() -> int:
         return 0
     with open(f"{git_dir}/HEAD", encoding="utf-8", errors="surrogateescape") as file:
         head = file.read().strip()
-    if any(os.path.isdir(f"{git_dir}/{name}") for name in _UNDER_WAY):
+    if _is_under_way(git_dir, sys.argv[3:]):
         return 0
     return _publish(socket, head, is_linked="/.git/worktrees/" in git_dir)
+
+
+def _is_under_way(git_dir: str, hook: list[str]) -> bool:
+    """True if git works on several commits, and this is not the hook that it runs after the last one.
+
+    git removes the directory of the operation after that hook.
+    """
+    if os.path.isdir(f"{git_dir}/rebase-merge"):
+        return hook[:2] != ["post-rewrite", "rebase"]
+    if os.path.isdir(f"{git_dir}/rebase-apply"):
+        is_rebase = os.path.exists(f"{git_dir}/rebase-apply/rebasing")
+        number, last = (_read_lines(f"{git_dir}/rebase-apply/{name}") for name in ("next", "last"))
+        return is_rebase or number != last or hook[:1] != ["post-applypatch"]
+    if os.path.isdir(f"{git_dir}/sequencer"):  # its first command is the current one
+        return len(_read_lines(f"{git_dir}/sequencer/todo")) > 1 or hook[:1] != ["post-commit"]
+    return False
+
+
+def _read_lines(path: str) -> list[str]:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read().splitlines()
 
 
 def _publish(socket: str, head: str, *, is_linked: bool) -> int:

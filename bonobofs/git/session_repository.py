@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bonobofs.errors import GitError
-from bonobofs.git.source_refs import BRANCHES, REMOTES, GitDirs, find_git_dirs, read_ref, run_git
+from bonobofs.git.source_refs import BRANCHES, REMOTES, SHIM, GitDirs, find_git_dirs, read_ref, run_git
 from bonobofs.state import scratch_dir
 from bonobofs.state.home import session_directory
 from bonobofs.state.sessions import Session, lives, read_all
@@ -192,7 +192,8 @@ class _Builder:
             elif _copy(found, git_dir / "own" / name):
                 own = f'"${{0%/*}}/own/{name}"'
             lines = [f'if [ -x {own} ]; then {own} "$@" || status=$?; fi'] if own else []
-            lines += [f'{self._client} publish {name} "$@" </dev/null'] if name in _SERVICE_HOOKS else []
+            publish = f'[ "${SHIM}" ] || {self._client} publish {name} "$@" </dev/null'
+            lines += [publish] if name in _SERVICE_HOOKS else []
             if lines:
                 (git_dir / name).write_text("\n".join(["#!/bin/sh", *lines, "exit ${status:-0}", ""]))
                 (git_dir / name).chmod(0o755)

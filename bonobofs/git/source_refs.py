@@ -23,6 +23,8 @@ EXECUTABLE: Final = 0o100755
 SYMLINK: Final = 0o120000
 SUBMODULE: Final = 0o160000
 
+SHIM: Final = "BONOBOFS_GIT_SHIM"
+"""Environment variable of what the session's `git` runs. The hooks of the session then leave publication to it."""
 ENVIRONMENT: Final = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LC_ALL": "C",

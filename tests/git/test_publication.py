@@ -15,6 +15,22 @@ from tests.support.commands import bonobofs
 from tests.support.observe import out_of_band
 from tests.support.repositories import Repo
 from tests.support.wait import until
+import pytest
+
+from tests.git.conftest import FREE, Publishing, PublishingMaker
+from tests.git.desks import Desk
+
+SEVERAL = (
+    "rebase -q main",
+    "-c sequence.editor=true rebase -q -i --autosquash HEAD~2",
+    "cherry-pick aidlc/picks~1 aidlc/picks",
+    "cherry-pick aidlc/picks",
+    "revert --no-edit HEAD~2..HEAD",
+    "am -q 0001-one.patch 0002-two.patch",
+)
+"""Commands after whose last commit a hook publishes."""
+ALONE = ("reset -q --hard HEAD~1", "rebase -q --apply main", "rebase -q --onto main HEAD", "commit -qm x --allow-empty")
+"""Commands of the session's git."""
 
 
 def _commit(one: Publishing, message: str, path: str) -> str:
@@ -72,6 +88,53 @@ def test_a_refused_path_adds_no_line_to_the_output_of_git(publishing: Publishing
     assert "kept/a\ufffdbonobofs: \ufffd[31mb:" in refused
     pushed = one.push("aidlc/x", code=1)
     assert "kept/a\ufffdbonobofs: \ufffd[31mb:" in pushed
+def _work(publishing: PublishingMaker) -> Publishing:
+    """Commits of the agent on aidlc/x and aidlc/picks, patches, and a main that has moved."""
+    one = publishing(policy=FREE + '[git]\nmessage_pattern = "."\n')
+    (one.git_dir / "info/exclude").write_text("*.patch\n")
+    one.repo.git("switch", "-qc", "aidlc/picks")
+    for name in ("one", "two"):
+        one.repo.commit(name, {f"{name}.md": f"{name}\n"})
+    one.repo.git("format-patch", "-q", "main")
+    one.repo.git("switch", "-qc", "aidlc/x", "main")
+    for message in ("first", "fixup! first"):
+        one.repo.commit(message, {"first.md": f"{message}\n"})
+    one.source.git("branch", "elsewhere", "main")
+    blob = one.source.git("hash-object", "-w", "--stdin", given="moved\n").strip()
+    tree = one.source.git("mktree", given=one.source.git("ls-tree", "main") + f"100644 blob {blob}\tmoved.md\n").strip()
+    made = one.source.git("commit-tree", "-p", "main", "-m", "moved", tree).strip()
+    one.source.git("update-ref", "refs/heads/main", made)
+    return one
+
+
+@pytest.mark.parametrize("shim", [False, True])
+def test_git_publishes_once_after_each_command(publishing: PublishingMaker, *, shim: bool) -> None:
+    """The session's git does so after every command, also with -C from outside of the mount, and without a denial."""
+    one = _work(publishing)
+    desk, start = Desk(one.world), one.repo.id()
+    for number, command in enumerate((*SEVERAL, *ALONE) if shim else SEVERAL):
+        branch = f"aidlc/x-{number}"
+        one.repo.git("switch", "-qc", branch, start)
+        if shim:
+            done = desk.run("-C", str(one.world.path), *command.split(), at=one.world.home)
+            said, status = done.stderr, done.returncode
+        else:
+            ran = one.repo.run(*command.split())
+            said, status = ran.stderr.decode(), ran.returncode
+        assert status == 0, (command, said)
+        assert one.repo.id(branch) == one.repo.id() != start, command
+        assert one.source.id(branch) == one.repo.id(), (command, said)
+        assert said.count("published") == 1, (command, said)
+    assert one.denials() == []
+
+
+def test_a_commit_that_is_refused_is_reported_once_by_the_sessions_git(publishing: PublishingMaker) -> None:
+    one = publishing()
+    desk = Desk(one.world)
+    desk.git("switch", "-qc", "aidlc/x")
+    done = desk.run("commit", "-q", "--allow-empty", "-m", "No issue")
+    assert done.stderr.count("not published: git.message. ") == 1
+    assert [denial["rule"] for denial in one.denials()] == ["git.message"]
 
 
 def test_push_fetch_and_delete_of_a_branch(publishing: PublishingMaker) -> None:
