@@ -51,9 +51,17 @@ class SessionGit:
         if self.run("diff", "--quiet", "HEAD", quiet=True):
             raise GitExitError(Refused.exit_code, _DIRTY)
 
-    def branch(self, name: str, base: str) -> None:
-        """Create a branch. GitExitError."""
-        self.demand("branch", name, base)
+    def branch(self, name: str, base: str, *, checkout: bool = False) -> None:
+        """Create a branch, and check it out with `checkout`. Uncommitted changes stay if `base` is at HEAD.
+
+        GitExitError: also if `base` is another commit and the work tree has uncommitted changes.
+        """
+        if not checkout:
+            self.demand("branch", name, base)
+            return
+        if self.read("rev-parse", "--verify", f"{base}^{{commit}}") != self.read("rev-parse", "--verify", "HEAD"):
+            self.check_clean()
+        self.demand("checkout", "-b", name, base, "--")
 
     def checkout(self, name: str) -> None:
         """Check out a branch. GitExitError: also if the work tree has uncommitted changes."""

@@ -117,8 +117,8 @@ def branch(link: SessionLink, arguments: GitBranch) -> Any:
     _plain(arguments.name, arguments.base)
     with _explained(git):
         if arguments.create is not False:
-            git.branch(arguments.name, arguments.base or "HEAD")
-        if arguments.checkout:
+            git.branch(arguments.name, arguments.base or "HEAD", checkout=bool(arguments.checkout))
+        elif arguments.checkout:
             git.checkout(arguments.name)
     return git.state()
 

@@ -134,6 +134,21 @@ def test_changes_are_committed_branched_and_merged(served: Serve, repository: Re
     assert [(each["kind"], each["path"]) for each in places] == [("source", str(alice.world.source))]
 
 
+def test_a_new_branch_takes_uncommitted_changes_along(served: Serve, repository: Repo) -> None:
+    """As `git switch -c` does at HEAD. With another base, git_branch makes no branch that it cannot check out."""
+    repository.git("switch", "-q", "main")
+    repository.commit("Later", {"docs/b.md": "b\n"})
+    alice = served(policy=POLICY)
+    alice.result("write_file", path="docs/a.md", content="two\n")
+    refused = alice.refusal("git_branch", name="topic", base="work", checkout=True)
+    assert "uncommitted" in refused["error"]["message"]
+    assert alice.result("git_branch", name="topic", checkout=True)["branch"] == "topic"
+    done = alice.result("git_commit", message="Write two", files=["docs/a.md"])
+    assert done["commit"] == repository.git("rev-parse", "topic").strip()
+    assert alice.result("git_branch", name="early", base="work", checkout=True)["branch"] == "early"
+    assert "exists" in alice.refusal("git_branch", name="topic", checkout=True)["error"]["message"]
+
+
 def test_refusals_of_git_are_decisions(served: Serve, repository: Repo) -> None:
     reader: Served = served(policy=POLICY, role="reader")
     refused = reader.refusal("git_branch", name="topic")
