@@ -119,17 +119,22 @@ PUBLISHER: Final = RuleRefusal(
     "Another agent published this branch.",
     "Publish under another name, or ask that agent or the operator to move the branch.",
 )
+_FOLLOW: Final = (
+    "Run `git fetch source`, then rebase or merge onto the branch of the source, and publish again. In a work tree "
+    "that you share with the operator, run `git reset source/BRANCH` instead, which keeps all files. Then commit your "
+    "changes again."
+)
 FORCE: Final = RuleRefusal(
     Code.GIT,
     "git.force",
     "The update drops commits of the branch that this agent did not publish.",
-    "Run `git fetch source`, then rebase or merge onto the branch of the source, and publish again.",
+    _FOLLOW,
 )
 MOVED: Final = RuleRefusal(
     Code.GIT,
     "git.moved",
     "The branch of the source moved since this session read it.",
-    "Run `git fetch source`, then rebase or merge, and publish again.",
+    _FOLLOW,
 )
 TAG_EXISTS: Final = RuleRefusal(
     Code.GIT, "git.tag", "A published tag can be neither moved nor deleted.", "Choose a new name for the tag."

@@ -181,6 +181,23 @@ def test_switches_are_no_external_changes(publishing: PublishingMaker) -> None:
     one.source.write("beside.md", "written beside the mount\n")
     until(lambda: "beside.md" in out_of_band(one.world), "the external change is recorded")
     assert [path for path in out_of_band(one.world) if path.startswith(".git/")] == []
+def test_a_session_follows_a_commit_of_the_operator_in_its_work_tree(publishing: PublishingMaker) -> None:
+    """As the refusal says. A rebase would overwrite files that the operator's commit has made in the work tree."""
+    one = publishing()
+    one.repo.git("switch", "-qc", "aidlc/x")
+    _commit(one, "[gt-1] First", "docs/first.md")
+    one.source.commit("[gt-1] By the operator", {"docs/op.md": "op\n"})
+    refused = _commit(one, "[gt-1] Second", "docs/second.md")
+    assert "not published: git.force. " in refused
+    assert "`git fetch source`" in refused
+    assert "`git reset source/BRANCH`" in refused
+    one.repo.git("fetch", "-q", "source")
+    assert "untracked" in one.repo.run("rebase", "source/aidlc/x").stderr.decode()
+    one.repo.git("reset", "-q", "source/aidlc/x")
+    assert "published aidlc/x (1 commit)" in _commit(one, "[gt-1] Second", "docs/second.md")
+    subjects = one.source.git("log", "--format=%s", "main..aidlc/x").splitlines()
+    assert subjects == ["[gt-1] Second", "[gt-1] By the operator", "[gt-1] First"]
+    assert one.source.git("status", "--porcelain") == one.repo.git("status", "--porcelain") == ""
 
 
 def test_a_switch_over_staged_work_or_a_moved_head_is_not_mirrored(publishing: PublishingMaker) -> None:
