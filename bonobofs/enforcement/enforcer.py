@@ -444,12 +444,12 @@ class Enforcer:
             self.trail.flush()
 
     def flush_idle(self, now: float) -> bool:
-        """Close the batches, scratch counters and counts of denials that have been idle for a second. TrailError.
+        """Close what has been idle for a second or is due: batches, scratch counters, counts of denials. TrailError.
 
         True: the call stopped after FLUSHING seconds, and the next call continues.
         """
         until = monotonic() + FLUSHING
-        for key in self._batches.idle(now):
+        for key in self._batches.due(now):
             if monotonic() >= until:
                 return True
             self._batches.close(key)

@@ -21,7 +21,7 @@ from bonobofs.policy.request import Operation, Request, WorkspacePath
 QUIET: Final = 1.0
 """Seconds without a change after which a batch or a counter is closed."""
 LONGEST: Final = 10.0
-"""Seconds after which a counter is closed even if changes continue."""
+"""Seconds after which a batch or a counter is closed even if changes continue."""
 MOST: Final = 64
 """Maximum number of open counters. Further programs and paths share one counter with an empty program and path."""
 
@@ -97,7 +97,9 @@ class ScratchCounters:
 
 
 class WriteBatch:
-    """Writes to one file under one intent. The intent is recorded before the first write, the outcome at the close.
+    """Writes of one process to one file under one intent.
+
+    The intent is recorded before the first write, the outcome at the close.
 
     `attributes` is the number of SETATTR requests in the batch: times, an unchanged owner or mode, or the mode of a
     file that the batch created. `mode` is the mode that they set; -1: none. `rule` is the rule that the intent names.
@@ -105,6 +107,7 @@ class WriteBatch:
 
     __slots__ = (
         "attributes",
+        "began",
         "caller",
         "count",
         "counter",
@@ -140,7 +143,7 @@ class WriteBatch:
         self.extend(permit)
         self.generation = generation
         self.seq = seq
-        self.last = now
+        self.began = self.last = now
         self.count = 0
         self.written = 0
         self.size = 0
@@ -213,9 +216,9 @@ class WriteBatches:
         for key in list(self._open):
             self.close(key)
 
-    def idle(self, now: float) -> list[int]:
-        """Return the keys of the batches without a write for QUIET seconds."""
-        return [key for key, batch in self._open.items() if now - batch.last >= QUIET]
+    def due(self, now: float) -> list[int]:
+        """Return the keys of the batches that had no write for QUIET seconds, or are LONGEST seconds old."""
+        return [key for key, each in self._open.items() if now - each.last >= QUIET or now - each.began >= LONGEST]
 
     def close_counted(self, counter: ScratchCounter) -> None:
         """Close the batches that count in this counter."""

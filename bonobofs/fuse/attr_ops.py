@@ -136,12 +136,10 @@ class AttrOps:
 
         None: the batch does not cover the change, or the change has failed. The caller judges and records it alone.
         """
-        batch, enforcer = node.batch, self._mount.enforcer
+        batch, enforcer = self._mount.batch_of(header, node), self._mount.enforcer
         if (
             batch is None
             or batch.counter is not None
-            or batch.generation != enforcer.generation
-            or batch.caller != self._mount.caller(header)
             or not node.access & W  # no descriptor is open; opening the file for writing may fail
             or enforcer.policy.asks.find(batch.request.path.split("/"))  # an [[ask]] may name the operation alone
         ):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from bonobofs.enforcement.authorizer import NO_CALLER, Admission, Caller, RelatedChange
 from bonobofs.enforcement.caller_processes import CallerTable
 from bonobofs.enforcement.enforcer import Enforcer
+from bonobofs.enforcement.write_batches import WriteBatch
 from bonobofs.errors import os_error
 from bonobofs.fuse import abi as p
 from bonobofs.fuse import virtual_dir
@@ -264,6 +265,16 @@ class MountContext:
         if header is not self._caller[0]:
             self._caller = header, self.callers.find(header.pid, header.uid, self.source.now)
         return self._caller[1]
+
+    def batch_of(self, header: Header, node: Node) -> WriteBatch | None:
+        """Return the write batch of the file that this request continues. None: it begins a new one.
+
+        A batch has the changes of one program in one process, under one policy.
+        """
+        batch = node.batch
+        if batch is None or batch.generation != self.enforcer.generation or batch.caller != self.caller(header):
+            return None
+        return batch
 
     def _keeps_commands(self) -> bool:
         return bool(self.enforcer.policy.document.get("attribution", {}).get("commands", True))

@@ -75,7 +75,7 @@ class WriteOps:
         position = st.st_size if appends else offset
         if self._mount.grants.files and self._grants.changes_nothing(node, fd, position, data):
             return size
-        batch = node.batch
+        batch = self._mount.batch_of(header, node)
         if batch is None or not self._is_covered(batch, st, position, size):
             batch, fd, st = self._authorize_batch(header, node, fd, position, data, write_flags)
         # The kernel writes the dirty pages of a mapping without a caller.
@@ -119,10 +119,9 @@ class WriteOps:
         return written
 
     def _is_covered(self, batch: WriteBatch, st: os.stat_result, position: int, size: int) -> bool:
-        """Whether the permit of the node's last batch covers a write of `size` bytes."""
+        """Whether the permit of the batch covers a write of `size` bytes."""
         return (
-            batch.generation == self._mount.enforcer.generation
-            and st.st_size <= batch.limit
+            st.st_size <= batch.limit
             and position + size <= batch.limit
             and st.st_nlink == 1
             # A write sets both times to one value. A link, removal or rename by another process sets only the change
@@ -134,7 +133,7 @@ class WriteOps:
     def _authorize_batch(
         self, header: Header, node: Node, fd: int, offset: int, data: memoryview, write_flags: int
     ) -> tuple[WriteBatch, int, os.stat_result]:
-        """Return a batch for this write: the last one if it can be extended. Return the descriptor and stat to use."""
+        """Return a batch for this write: the open one if it can be extended. Return the descriptor and stat to use."""
         node.store.confirm_name(node)
         st = os.fstat(fd)
         if st.st_nlink == 0 and node.parent is not None:
@@ -144,8 +143,8 @@ class WriteOps:
             request, st, permit = self._resolve_content(
                 header, node, Operation.WRITE_FILE, st, size, offset, lambda: data
             )
-            batch = node.batch
-            if batch is not None and batch.generation == self._mount.enforcer.generation:
+            batch = self._mount.batch_of(header, node)
+            if batch is not None:
                 batch.extend(permit)
             else:
                 batch = node.batch = self._mount.enforcer.open_batch(

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import timeit
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from bonobofs.enforcement.caller_processes import LONGEST_COMMAND, CallerTable, 
 from bonobofs.ipc.client import call
 from bonobofs.state.home import inside_directory
 from bonobofs.system.processes import start_time
-from tests.support.world import ALLOW_ALL, Mounted, World, bonobofs
+from tests.support.world import ALLOW_ALL, NOBODY, Mounted, World, bonobofs
 
 CLAIMS = {"CLAUDE_CODE_SESSION_ID": "5f0c-1", "TRACEPARENT": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
 
@@ -104,6 +105,63 @@ def test_a_thread_is_its_process(world: World) -> None:
     assert main.details["pid"] == thread.details["pid"]
 
 
+def writes(world: World, path: str) -> list[AuditEntry]:
+    """The intents of the write batches of a file."""
+    operations = ("create_file", "write_file")
+    return [
+        each for each in world.entries() if (each.kind, each.path) == ("intent", path) and each.operation in operations
+    ]
+
+
+def test_a_write_batch_has_the_writes_of_one_process(world: World) -> None:
+    """Each further program writes to the file while the batch of the one before is open."""
+    for command, data in (("tee log", b"1234"), ("dd of=log oflag=append conv=notrunc", b"56"), ("tee -a log", b"7")):
+        subprocess.run(command.split(), cwd=world.path, input=data, capture_output=True, check=True)
+    assert [(each.tool, each.operation) for each in writes(world, "log")] == [
+        ("tee", "create_file"),
+        ("dd", "write_file"),
+        ("tee", "write_file"),
+    ]
+    outcomes = [each for each in world.entries() if (each.kind, each.path) == ("outcome", "log")]
+    assert [(each.bytes, each.details["size"]) for each in outcomes] == [(4, 4), (2, 6), (1, 7)]
+    for command, tool in (("dd of=log", "dd"), ("tee -a log", "tee")):
+        ran = bonobofs("audit", "query", "--json", "--command", command, "--operation", "write_file")
+        assert [entry["tool"] for entry in json.loads(ran.stdout)] == [tool]
+
+
+def test_a_program_that_a_shell_starts_after_it_opened_the_file_has_its_own_write_batch(world: World) -> None:
+    """The shell forks, creates the file, and then calls execve in the same process."""
+    run(world, "seq 3 > log; true")
+    assert [(each.tool, each.operation) for each in writes(world, "log")] == [
+        ("bash", "create_file"),
+        ("seq", "write_file"),
+    ]
+    assert len({each.details["pid"] for each in writes(world, "log")}) == 1
+
+
+@pytest.mark.root
+def test_a_write_batch_has_the_writes_of_one_user(mounted: Mounted) -> None:
+    """The uid of an entry is proved: a process that becomes another user begins a new batch."""
+    world = mounted(policy=ALLOW_ALL, allow_other=True)
+    with open(world.path / "log", "wb", buffering=0) as file:
+        for uid in (0, NOBODY, 0):
+            os.seteuid(uid)
+            file.write(b"line")
+            file.write(b"line")
+    assert [each.details["uid"] for each in writes(world, "log")] == [0, NOBODY, 0]
+
+
+def test_the_threads_of_a_process_write_one_batch(world: World) -> None:
+    """The kernel names the thread in each request. They take turns."""
+    with open(world.path / "log", "wb", buffering=0) as file, ThreadPoolExecutor(1) as other:
+        for _ in range(20):
+            file.write(b"line")
+            other.submit(file.write, b"line").result()
+    assert len(writes(world, "log")) == 1
+    (outcome,) = [each for each in world.entries() if each.kind == "outcome"]
+    assert outcome.details["writes"] == 40
+
+
 def test_a_refusal_names_its_process_too(mounted: Mounted) -> None:
     world = mounted(policy='default = "deny"\n')
     subprocess.run(["touch", world.path / "a.md"], check=False, capture_output=True)
@@ -126,6 +184,16 @@ def test_a_page_of_a_mapping_that_the_kernel_writes_has_no_process(world: World)
     late = [entry for entry in writes if entry.details["pid"] == 0]
     assert late
     assert all("process" not in entry.details and entry.tool == "" for entry in late)
+
+
+def test_a_page_of_a_mapping_joins_no_write_batch_of_a_process(world: World) -> None:
+    with open(world.path / "m.bin", "w+b", buffering=0) as file:
+        file.write(bytes(4096))
+        with mmap.mmap(file.fileno(), 4096) as mapping:
+            mapping[0] = 1
+            os.sync()
+        os.pwrite(file.fileno(), b"x", 0)  # the kernel waits until the page is written
+    assert [each.details["pid"] for each in writes(world, "m.bin")] == [os.getpid(), 0, os.getpid()]
 
 
 def test_command_lines_can_be_left_out(mounted: Mounted) -> None:

@@ -264,7 +264,7 @@ def test_an_attempt_to_leave_the_workspace_is_an_alert_at_once(guard: Enforcer, 
 
 
 def test_a_write_batch_is_one_intent_and_one_outcome(guard: Enforcer, trail: Trail) -> None:
-    run = guard.open_batch(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
+    run = guard.open_batch(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 5.0)
     for _ in range(50):
         run.count, run.written, run.size, run.last = run.count + 1, run.written + 2, 100, 10.0
     guard.flush_idle(10.0 + QUIET / 2)
@@ -273,6 +273,15 @@ def test_a_write_batch_is_one_intent_and_one_outcome(guard: Enforcer, trail: Tra
     intent, outcome = entries(trail)
     assert (outcome["details"]["intent"], outcome["bytes"]) == (intent["seq"], 100)
     assert (outcome["details"]["writes"], outcome["details"]["size"]) == (50, 100)
+
+
+def test_a_write_batch_that_goes_on_is_closed_after_ten_seconds(guard: Enforcer, trail: Trail) -> None:
+    run = guard.open_batch(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
+    run.last = LONGEST - QUIET / 2
+    guard.flush_idle(run.last)
+    assert [entry["kind"] for entry in entries(trail)] == ["intent"]
+    guard.flush_idle(LONGEST)
+    assert [entry["kind"] for entry in entries(trail)] == ["intent", "outcome"]
 
 
 def test_a_closed_write_batch_permits_no_more_writes(guard: Enforcer) -> None:
