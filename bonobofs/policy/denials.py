@@ -100,12 +100,24 @@ ROOT: Final = Refusal(
 TARGET: Final = Refusal(
     Code.OUTSIDE,
     "outside:symlink",
-    "The symlink would lead out of the workspace, into a protected path, or to an unknown place.",
-    "Use a relative target inside the workspace with every .. at its beginning.",
+    "The symlink would lead out of the workspace, as every absolute target does.",
+    "Use a relative target inside the workspace.",
+)
+UNKNOWN_TARGET: Final = Refusal(
+    Code.OUTSIDE,
+    "outside:symlink:unknown",
+    "The target of the symlink is empty, or has a NUL or a .. after a name, so its place is unknown.",
+    "Use a target with every .. at its beginning.",
+)
+REPOSITORY_TARGET: Final = Refusal(
+    Code.OUTSIDE,
+    "outside:symlink:repository",
+    "A symlink in `.git` cannot lead out of it.",
+    "Use a target in `.git`.",
 )
 PROTECTED_TARGET: Final = Refusal(
     Code.OUTSIDE,
-    "outside:symlink",
+    "outside:symlink:protected",
     "The symlink would lead into a protected path.",
     "Use a target that is not protected.",
 )

@@ -264,10 +264,11 @@ def _refuse_target(policy: Policy, components: list[str], target: str, *, carrie
     """Return the refusal of a symlink's target, resolved textually from the directory that contains the symlink.
 
     A `..` after a name is refused: the name can be or become a symlink, and the `..` then leads elsewhere than the text
-    shows. With `symlinks = "any"` and in scratch, only a target that leads into a protected path is refused.
+    shows. With `symlinks = "any"` and in scratch, only a target that leads into a protected path is refused. A name in
+    the target may be another symlink, which leads elsewhere: the mount judges a change by its resolved path.
     """
     if not components or not target or "\0" in target:
-        return denials.TARGET
+        return denials.UNKNOWN_TARGET
     # The target of an absolute symlink does not depend on its directory.
     bound = carried and target[0] != "/"
     repository = policy.repository_of(components) is not None
@@ -277,17 +278,19 @@ def _refuse_target(policy: Policy, components: list[str], target: str, *, carrie
     resolved, descended = components[:-1], False
     for step in target.split("/"):
         if step == "..":
-            if not anywhere and (descended or not resolved):
-                return denials.TARGET
+            if descended and not anywhere:
+                return denials.UNKNOWN_TARGET
             if not resolved:
-                return None
+                return None if anywhere else denials.TARGET
             resolved.pop()
         elif step not in ("", "."):
             descended = True
             resolved.append(step)
     if repository:
-        return None if policy.repository_of(resolved) is not None else denials.TARGET
-    return (denials.PROTECTED_TARGET if anywhere else denials.TARGET) if policy.protect.find(resolved) else None
+        return None if policy.repository_of(resolved) is not None else denials.REPOSITORY_TARGET
+    # If the path of the symlink is protected too, that is the reason, which a later check gives.
+    is_reason = policy.protect.find(resolved) and not policy.protect.find(components)
+    return denials.PROTECTED_TARGET if is_reason else None
 
 
 def _judge_path(

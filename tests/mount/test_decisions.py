@@ -215,6 +215,7 @@ def test_a_symlink_is_judged_by_its_target(own_place: MakePlace) -> None:
             assert outcome(os.symlink, target, at / "link") == errno.EPERM, target
         for target in ("closed", "closed/file", "./closed/"):
             assert outcome(os.symlink, target, at / "link") == errno.EPERM, target
+        assert outcome(os.symlink, "file", at / "closed/link") == errno.EROFS, "it leads nowhere else"
         os.symlink("../../top", at / "a/b/link")
         assert outcome(os.rename, at / "a/b/link", at / "a/link") == errno.EPERM
         assert outcome(os.rename, at / "a/b", at / "b") == errno.EPERM

@@ -149,7 +149,7 @@ def target_is_good(protect: list[str], parts: list[str], target: str, *, anywher
         else:
             down = True
             place.append(step)
-    return not any_matches(protect, place)
+    return not any_matches(protect, place) or any_matches(protect, parts)
 
 
 def suffix_of(name: str) -> str:

@@ -510,6 +510,27 @@ def test_a_symlink_stays_inside_and_enters_nothing_protected(path: str, target: 
         assert code(decision) == (None if inside else Code.OUTSIDE)
 
 
+@pytest.mark.parametrize(
+    ("path", "target", "expected"),
+    [
+        ("a/x", "/etc", ("outside:symlink", "out of the workspace")),
+        ("a/x", "../../b", ("outside:symlink", "out of the workspace")),
+        ("a/x", "b/../c", ("outside:symlink:unknown", "a .. after a name")),
+        ("a/x", "", ("outside:symlink:unknown", "is empty")),
+        ("a/x", "../secret/a", ("outside:symlink:protected", "into a protected path")),
+        ("secret/x", "a", ("protect:secret/", "protects this path")),
+        (".git/x", "../a", ("outside:symlink:repository", "`.git`")),
+    ],
+)
+def test_the_refusal_of_a_symlink_names_its_one_reason(path: str, target: str, expected: tuple[str, str]) -> None:
+    policy = compile_policy({**ALLOW_ALL, "protect": [{"paths": ["secret/"]}]})
+    policy = policy.with_repository() if path.startswith(".git") else policy
+    request = Request(Operation.SYMLINK, WorkspacePath(path), Kind.SYMLINK)
+    decision = decide(policy, ALICE, request, Context(target=target))
+    assert isinstance(decision, Denied)
+    assert (decision.rule, expected[1] in decision.reason) == (expected[0], True), decision
+
+
 def test_a_symlink_that_leads_out_may_be_removed() -> None:
     for known in (Context(target="/etc", leaves=True), Context(target="/etc")):
         assert code(ask(ALLOW_ALL, "x", Operation.DELETE_FILE, known, kind=Kind.SYMLINK)) is None
