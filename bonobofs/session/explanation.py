@@ -32,13 +32,18 @@ def explain(home: Path, change: PlannedChange, workspace: Path | None = None) ->
     path = Path(os.path.normpath(base / change.path))
     to = None if change.to is None else os.path.join(base, change.to)
     around = session_around(home, path)
+    failure = "cannot be called (see bonobofs status)"
     if around is None or not _is_git_of_source(path, around.session):
-        answer = _explain_by_session(home, path, around, change._replace(path=os.path.join(base, change.path), to=to))
+        planned = change._replace(path=os.path.join(base, change.path), to=to)
+        try:
+            answer = _explain_by_session(home, path, around, planned)
+        except OSError as error:
+            answer, failure = None, f"cannot look up {path}: {error.strerror}"
         if answer is not None:
             return answer
     mount = mounts.mount_around(path)
     if mount is not None:
-        return _explain_by_attribute(path, mount, plain=change == PlannedChange(change.path))
+        return _explain_by_attribute(path, mount, failure, plain=change == PlannedChange(change.path))
     if workspace is None and around is None and SOCKET_VARIABLE in os.environ:
         here: dict[str, Any] = call(None, "why", **change._asdict())
         return here
@@ -60,7 +65,10 @@ def _is_git_of_source(path: Path, registered: Session) -> bool:
 def _explain_by_session(
     home: Path, path: Path, around: SessionStatus | None, change: PlannedChange
 ) -> dict[str, Any] | None:
-    """Ask the session of a mount or its source. None: the path is in neither, or the session cannot be called."""
+    """Ask the session of a mount or its source. None: the path is in neither, or the session cannot be called.
+
+    OSError: the session answers that it cannot look up the path.
+    """
     if around is not None and around.session.mountpoint is not None:
         directory = inside_directory(home, around.session.session)
     elif (called := callable_session(home, path)) is not None:
@@ -71,13 +79,16 @@ def _explain_by_session(
         answer: dict[str, Any] = call(directory, "why", **change._asdict())
     except UsageError:
         raise
-    except (BonobofsError, OSError):
+    except BonobofsError:
         return None
     return answer
 
 
-def _explain_by_attribute(path: Path, mount: mounts.Mount, *, plain: bool) -> dict[str, Any]:
-    """Read the decision on writing a path from the attribute of the path, else of its directory. UsageError."""
+def _explain_by_attribute(path: Path, mount: mounts.Mount, failure: str, *, plain: bool) -> dict[str, Any]:
+    """Read the decision on writing a path from the attribute of the path, else of its directory.
+
+    UsageError: they have none; the message has the `failure` of the session.
+    """
     for owner, name in ((path, WHY), (path.parent, f"{WHY}.{path.name}")) if plain else ():
         try:
             answer: dict[str, Any] = json.loads(os.getxattr(owner, name))
@@ -85,6 +96,6 @@ def _explain_by_attribute(path: Path, mount: mounts.Mount, *, plain: bool) -> di
             continue
         return answer
     raise UsageError(
-        f"the session of {mount.mountpoint} cannot be called (see bonobofs status), so only the decision on writing in "
-        f"an existing directory is known, without options; {mount.mountpoint}/.bonobofs/policy.md has the rules"
+        f"the session of {mount.mountpoint} {failure}, so only the decision on writing in an existing directory is "
+        f"known, without options; {mount.mountpoint}/.bonobofs/policy.md has the rules"
     )

@@ -244,6 +244,16 @@ def test_a_rename_is_judged_by_both_names_and_all_below(mounted: Mounted, source
     assert (asked.returncode, "add --op rename" in asked.stderr) == (2, True)
 
 
+def test_a_path_that_the_session_cannot_look_up_is_named(mounted: Mounted) -> None:
+    """The session serves, so its state is not the reason."""
+    world = mounted(policy=ALLOW_ALL)
+    said = bonobofs("why", world.path / ("a" * 256))
+    assert said.returncode == 2
+    assert f"cannot look up {world.path}/aaa" in said.stderr
+    assert "aaa: File name too long, so" in said.stderr
+    assert "cannot be called" not in said.stderr
+
+
 def test_a_dead_mount_is_named(mounted: Mounted) -> None:
     """The answer names the commands to mount again or unmount, for the own state directory and for another."""
     world = mounted(policy=ALLOW_ALL)
