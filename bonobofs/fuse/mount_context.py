@@ -26,6 +26,7 @@ from bonobofs.fuse.overlay import Overlay
 from bonobofs.fuse.preimage_ops import PreimageOps
 from bonobofs.fuse.slices import Busy, LongCall, Result, Steps
 from bonobofs.fuse.splice import FileRange
+from bonobofs.policy import denials
 from bonobofs.policy.decision import Code, Denied, Layer, Permit, Refused
 from bonobofs.policy.request import (
     EXISTS,
@@ -250,15 +251,7 @@ class MountContext:
 
     def refuse_virtual(self, header: Header, operation: Operation, path: str) -> NoReturn:
         """Refuse a change of `.bonobofs` with EPERM."""
-        denied = Denied(
-            Code.PROTECTED,
-            "bonobofs",
-            "What bonobofs shows in the mount cannot be changed.",
-            "Read it, and write elsewhere.",
-            WorkspacePath(path),
-            operation,
-        )
-        self.deny(header, denied)
+        self.deny(header, Denied(*denials.RESERVED, WorkspacePath(path), operation))
         raise os_error(errno.EPERM)
 
     def caller(self, header: Header) -> Caller:

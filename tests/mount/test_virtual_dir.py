@@ -99,6 +99,20 @@ def test_the_virtual_directory_is_reachable_by_name_and_lists_its_files(place: M
     world.does(story)
 
 
+def test_a_refused_change_of_the_virtual_directory_is_what_why_says(own_place: MakePlace) -> None:
+    world = own_place(policy=POLICY)
+
+    def story() -> None:
+        told = json.loads(os.getxattr(world.path, f"{WHY}..bonobofs"))
+        assert outcome((world.path / ".bonobofs/more.md").touch) == errno.EPERM
+        refused = json.loads((world.path / ".bonobofs/denials.jsonl").read_text().splitlines()[-1])
+        assert refused["path"] == ".bonobofs/more.md"
+        for key in ("code", "rule", "reason", "instead"):
+            assert refused[key] == told[key]
+
+    world.does(story)
+
+
 def test_tree_walks_do_not_see_the_virtual_directory(own_place: MakePlace) -> None:
     """It is not listed, so ls, find, cp, tar and git ignore it."""
     world = own_place()
