@@ -122,6 +122,11 @@ class BeadsGuard:
         """Add a comment to an issue of any assignee."""
         self._service.run(self._service.comment(issue_id, comment), agent, "guarded_comment")
 
+    def has_issue(self, issue_id: str) -> bool:
+        """Return whether there is an issue of this full id."""
+        with self._service.beads.locked_client() as client:
+            return client.find(issue_id) is not None
+
     def begin_work(self, issue_id: str, agent: str, worktree: str) -> BeadsIssue:
         """Store the UUID of the worktree that is about to be made for an issue, and return the issue.
 

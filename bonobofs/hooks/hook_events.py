@@ -178,7 +178,8 @@ def _create_worktree(event: Event) -> str:
     name = _text(event, "name", "worktree_name")
     if not name:
         raise UsageError("WorktreeCreate needs the name of the worktree in `name`")
-    request = worktrees.WorktreeRequest(Path(_text(event, "cwd") or os.getcwd()), name, default_agent())
+    cwd = Path(_text(event, "cwd") or os.getcwd())
+    request = worktrees.WorktreeRequest(cwd, name, default_agent(), needs_issue=False)
     return str(worktrees.add(home(), request).work)
 
 

@@ -50,6 +50,8 @@ class WorktreeRequest(NamedTuple):
     """Issues whose commits must be in the base."""
     before_mount: Callable[[Path], None] = lambda _: None
     """Called with the path of the worktree before it is mounted."""
+    needs_issue: bool = True
+    """False: `issue` may be a name that is no issue. Then no issue is begun."""
 
 
 class AddedWorktree(NamedTuple):
@@ -217,7 +219,7 @@ def _make(home: Path, location: checkout.RepositoryLocation, base: str, request:
         branches = PublishedBranches(home, location.common, opened.guard.agent.id)
         tip = _check_branch(home, record, branches.find(f"refs/heads/{branch}"), opened.guard.agent.id)
         record = dataclasses.replace(record, tip=tip)
-        _begin_issue(home, opened, record, identity)
+        _begin_issue(home, opened, record, identity, is_required=request.needs_issue)
         try:
             with _recorded(opened, Operation.CREATE_WORKTREE, record):
                 made = _create(home, record)
@@ -233,10 +235,16 @@ def _make(home: Path, location: checkout.RepositoryLocation, base: str, request:
         raise
 
 
-def _begin_issue(home: Path, opened: OpenSession, record: Worktree, worktree: str) -> None:
-    """Store the UUID `worktree` in the issue, or "" for none. Do nothing if the repository has no issues."""
-    if seek_beads(Path(record.repository), home) is not None:
-        BeadsGuard(opened).begin_work(record.issue, record.agent, worktree)
+def _begin_issue(home: Path, opened: OpenSession, record: Worktree, worktree: str, *, is_required: bool) -> None:
+    """Store the UUID `worktree` in the issue, or "" for none. Do nothing if the repository has no issues.
+
+    `is_required`: it is refused if the repository has issues, but not this one.
+    """
+    if seek_beads(Path(record.repository), home) is None:
+        return
+    guard = BeadsGuard(opened)
+    if is_required or guard.has_issue(record.issue):
+        guard.begin_work(record.issue, record.agent, worktree)
 
 
 def _undo(home: Path, opened: OpenSession, record: Worktree) -> None:
@@ -245,7 +253,7 @@ def _undo(home: Path, opened: OpenSession, record: Worktree) -> None:
     if record.tip is None:
         PublishedBranches(home, Path(record.common), opened.guard.agent.id).note(f"refs/heads/{record.branch}", "")
     earlier = [each.worktree for each in load_all(home) if (each.common, each.issue) == (record.common, record.issue)]
-    _begin_issue(home, opened, record, earlier[-1] if earlier else "")
+    _begin_issue(home, opened, record, earlier[-1] if earlier else "", is_required=False)
 
 
 def _check_branch(home: Path, record: Worktree, published: tuple[str, str], agent_id: str) -> str | None:

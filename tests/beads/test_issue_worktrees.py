@@ -12,6 +12,8 @@ import pytest
 
 from bonobofs import session
 from bonobofs.errors import BonobofsError
+from bonobofs.hooks.hook_events import answer
+from bonobofs.policy.decision import Refused
 from bonobofs.state.worktree_registry import load_all, worktree_paths
 from bonobofs.system import mounts
 from tests.support.beads_workspace import Workspace
@@ -84,6 +86,22 @@ def test_an_unknown_issue_has_no_worktree(repository: Workspace, tmp_path: Path,
     refused = add(repository, "gt-none", tmp_path)
     assert (refused.returncode, "no issue of this id" in refused.stderr) == (77, True)
     assert list(load_all(home)) == []
+
+
+def test_a_client_names_a_worktree_as_it_likes(repository: Workspace, home: Path) -> None:
+    """Only the name of an issue begins the issue, by the rules for issues."""
+    one, first = repository.create("one"), repository.create("first")
+    repository.run("dep", "add", one, first)
+    event = {"cwd": str(repository.directory)}
+    work = Path(answer("WorktreeCreate", {**event, "name": "brave-turing"}))
+    assert (work / "a.md").read_text() == "one\n"
+    assert answer("WorktreeRemove", {"worktree_path": str(work)}) == ""
+    with pytest.raises(Refused, match="waits for"):
+        answer("WorktreeCreate", {**event, "name": one})
+    repository.run("close", first)
+    answer("WorktreeCreate", {**event, "name": one})
+    assert "bonobofs_worktree" in repository.issue(one)["metadata"]
+    assert [record.issue for record in load_all(home)] == ["brave-turing", one]
 
 
 def test_a_linked_worktree_uses_the_issues_of_the_main_one(repository: Workspace, tmp_path: Path) -> None:
