@@ -62,7 +62,8 @@ BEFORE: Final = "before"
 REPLACED: Final = "replaced_state"
 """Key in the details of the intent of a rename: `state_text` of the file at the new path."""
 AFTER: Final = "after"
-"""Key in the details of an outcome: `state_text` of the file after the change."""
+"""Key in the details of an outcome: `state_text` of the file after the change. Of a change that failed, only if it has
+changed the file in spite of that."""
 DIR_TIMES: Final = "dir_mtime"
 """Key in the details of an outcome: time of modification of the path's directory, in nanoseconds, before and after the
 change of a name in it. In the intent of a change by path: the time before."""
@@ -172,6 +173,11 @@ _KINDS: Final[dict[str, type | UnionType]] = {
     "bytes": int,
     "seq": int,
 }
+
+
+def is_effective(outcome: AuditEntry) -> bool:
+    """Whether an outcome is of a change that was made, also of one that failed after it had changed the file."""
+    return outcome.result == "allowed" or AFTER in outcome.details
 
 
 def other_paths(details: Mapping[str, Any]) -> list[str]:

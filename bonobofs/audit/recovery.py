@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bonobofs.audit.entry import BY, LAYER, TOUCHES, AuditEntry, instant, touched_paths
+from bonobofs.audit.entry import BY, LAYER, TOUCHES, AuditEntry, instant, is_effective, touched_paths
 from bonobofs.audit.reader import PathNode, is_closed, last, merged
 from bonobofs.audit.temp_cleanup import declared_temporary
 from bonobofs.audit.trail_storage import stat_trail
@@ -149,7 +149,7 @@ class _Replay:
     def _end(self, intent: AuditEntry, outcome: AuditEntry) -> None:
         began, ended = intent.timestamp.timestamp(), outcome.timestamp.timestamp()
         other = _other_name(intent)
-        if outcome.result == "allowed":
+        if is_effective(outcome):
             if intent.operation == Operation.RENAME:
                 if other is not None:
                     self._rename(intent.path, other, exchanged=bool(intent.details.get("exchange")))

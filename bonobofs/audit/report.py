@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
-from bonobofs.audit.entry import COUNTS, LAYER, PROCESS, REPLACES, AuditEntry, instant
+from bonobofs.audit.entry import COUNTS, LAYER, PROCESS, REPLACES, AuditEntry, instant, is_effective
 from bonobofs.audit.index import ToolCall, Turn
 from bonobofs.audit.reader import UNREADABLE, PathNode, RecordedChange
 from bonobofs.audit.recovery import OUT_OF_BAND
@@ -180,12 +180,20 @@ class ChangeReport:
         elif entry.result == "denied":
             self._refuse(entry)
             self._add_to_turn(change)
-        elif change.result == "error":
-            counts["failed"] += 1
-            reason = (change.outcome or entry).reason or ""
-            key = (entry.operation, entry.path, reason)
-            self._failures[key] = self._failures.get(key, 0) + 1
-        elif entry.kind == "intent":
+        else:
+            if change.result == "error":
+                self._fail(change)
+            self._add_made(change)
+
+    def _fail(self, change: RecordedChange) -> None:
+        entry = change.entry
+        self._counts["failed"] += 1
+        key = (entry.operation, entry.path, (change.outcome or entry).reason or "")
+        self._failures[key] = self._failures.get(key, 0) + 1
+
+    def _add_made(self, change: RecordedChange) -> None:
+        entry, counts = change.entry, self._counts
+        if entry.kind == "intent" and is_effective(change.outcome or entry):
             counts["changes"] += _made(change)
             if change.outcome is None:
                 counts["unfinished"] += 1

@@ -101,7 +101,7 @@ class Outcome(NamedTuple):
 class Admission:
     """The permit for one change, as a context manager. Its entry returns the permit; its exit records the outcome."""
 
-    __slots__ = ("_action", "_end", "_guard", "_request", "details", "permit", "reason", "seq", "written")
+    __slots__ = ("_action", "_end", "_guard", "_request", "details", "on_failure", "permit", "reason", "seq", "written")
 
     def __init__(
         self, end: Callable[[Outcome], None], request: Request, permit: Permit, seq: int, action: str, guard: str
@@ -114,6 +114,8 @@ class Admission:
         self.permit = permit
         self.written = 0
         self.details: dict[str, Any] | None = None
+        self.on_failure: Callable[[], None] | None = None
+        """Called if the block of the change fails, before the outcome is recorded."""
         self.reason = ""
 
     def call_at_end(self, end: Callable[[Outcome], None]) -> None:
@@ -131,6 +133,8 @@ class Admission:
             failed = (error.errno if isinstance(error, OSError | BonobofsError) else None) or errno.EIO
             self.reason = failure_reason(error)
             mark_recorded(error)
+            if self.on_failure is not None:
+                self.on_failure()
         self.end(failed)
 
     def end(self, error: int) -> None:

@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from bonobofs.enforcement.authorizer import Admission, RelatedChange
@@ -113,6 +114,7 @@ class AttrOps:
             self._layers.check_quota(header, request, node.ino, fields[3])
         details = {**_details(valid, fields), **(self._mount.preimages.before_change(node, st) or {})}
         admission = self._mount.authorize(header, request, *permits, details=details, layer=node.layer)
+        admission.on_failure = partial(self._mount.preimages.after_failure, node, admission, st)
         if valid & _SIZE:
             steps = self._truncate(header, node, st, valid, fields, admission, path)
             return steps if in_thread else finished(steps)
@@ -278,11 +280,12 @@ class AttrOps:
     ) -> bytes:
         """Make a change after which the attribute `name` has the value, or is gone if it is None."""
         request = change.request
-        node, _, permit = self._layers.resolve(header, node, st, change)
+        node, st, permit = self._layers.resolve(header, node, st, change)
         growth = node.store.xattr_growth(node, name, len(value) if value is not None else -len(name))
         self._check_xattr_space(header, node, request, growth)
         details = {"name": os.fsdecode(name), **self._mount.preimages.before_xattr(node, name, value)}
         admission = self._mount.authorize(header, request, permit, details=details, layer=node.layer)
+        admission.on_failure = partial(self._mount.preimages.after_failure, node, admission, st)
         with admission:
             effect(node, permit)
             self._mount.preimages.note_after(node, admission)

@@ -40,6 +40,7 @@ from bonobofs.undo.preimages import (
 )
 
 if TYPE_CHECKING:
+    from bonobofs.enforcement.write_batches import WriteBatch
     from bonobofs.fuse.layer_store import LayerStore
     from bonobofs.fuse.mount_context import MountContext
     from bonobofs.fuse.temp_files import End
@@ -121,6 +122,29 @@ class PreimageOps:
         """Add the state of a node after a change of the source to the outcome."""
         if self.store is not None and node.layer is Layer.SOURCE:
             admission.details = {**(admission.details or {}), AFTER: self.state(node, st)}
+
+    def after_failure(self, node: Node, admission: Admission, before: os.stat_result) -> None:
+        """If a failed change of the source has changed a node, add its state to the outcome."""
+        with suppress(OSError):
+            st = node.store.recent_stat(node)
+            if fingerprint_of(st) == fingerprint_of(before):
+                self._drop(node, admission.seq)
+            else:
+                node.fingerprint = fingerprint_of(st)
+                self.after(node, admission, st)
+
+    def after_failed_write(self, node: Node, batch: WriteBatch, st: os.stat_result) -> None:
+        """If a failed write has changed a file, even its times only, add its state to the batch."""
+        if fingerprint_of(st) != node.fingerprint:
+            batch.state, batch.size, node.fingerprint = st, st.st_size, fingerprint_of(st)
+        elif batch.state is None:
+            self._drop(node, batch.seq)
+
+    def _drop(self, node: Node, number: int) -> None:
+        """Remove the pre-image of a change that changed nothing. The next change of the file keeps one of its own."""
+        node.kept_turn = -1
+        if self.store is not None and node.layer is Layer.SOURCE:
+            self.store.drop(number)
 
     def after_name(self, admission: Admission, parent: Node, directory: int, name: bytes) -> None:
         """Add the state of the file that a change of the source has named to the outcome, as `record_dir_times`."""

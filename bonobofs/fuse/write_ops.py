@@ -111,6 +111,7 @@ class WriteOps:
                 else node.store.write(fd, data, position, batch.permit)
             )
         except BaseException as error:
+            self._mount.preimages.after_failed_write(node, batch, os.fstat(fd))
             self._mount.enforcer.close_batch(node.id, getattr(error, "errno", None) or errno.EIO)
             raise
         batch.count += 1
@@ -220,6 +221,7 @@ class WriteOps:
             raise os_error(errno.EOPNOTSUPP)  # the size would not show the blocks that this allocates
         details = self._mount.preimages.before_change(node, st)
         admission = self._mount.authorize(header, request, permit, details=details, size=length, layer=node.layer)
+        admission.on_failure = partial(self._mount.preimages.after_failure, node, admission, st)
 
         def steps() -> Steps:
             with admission as permit, duplicates(node.store.file(node, W)) as (own,):
@@ -279,6 +281,7 @@ class WriteOps:
             source_fd = target_fd
         details = {"from": self._mount.path(source), **(self._mount.preimages.before_change(target, st) or {})}
         admission = self._mount.authorize(header, request, permit, details=details, size=length, layer=target.layer)
+        admission.on_failure = partial(self._mount.preimages.after_failure, target, admission, st)
 
         def steps() -> Steps:
             with admission as permit, duplicates(source_fd, target_fd) as (old, new):

@@ -23,6 +23,7 @@ from bonobofs.audit.entry import (
     TURN,
     UNDO,
     AuditEntry,
+    is_effective,
 )
 from bonobofs.audit.reader import entries_from
 from bonobofs.audit.trail_storage import stat_trail
@@ -193,7 +194,7 @@ class Change(NamedTuple):
         entry = self.entry
         return (
             entry.kind == "intent"
-            and self.result == "allowed"
+            and is_effective(self.outcome or entry)
             and entry.guard == "file"
             and entry.operation in CHANGES
             and LAYER not in entry.details

@@ -17,6 +17,8 @@ from bonobofs import session
 from tests.attacks.attack import CONTENT
 from tests.attacks.ground import build
 from tests.support.syscalls import make, opened, read
+from tests.support.observe import out_of_band
+from tests.support.syscalls import make, read
 from tests.support.users import outcome, run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, bonobofs
@@ -121,6 +123,8 @@ def test_a_full_source_is_reported_and_recorded(mounted: Mounted, tmp_path: Path
         assert run_in_child(_append_until_full, world.path / "aidlc-docs/plan.md") == errno.ENOSPC
         outcomes = [(entry.path, entry.reason) for entry in world.entries() if entry.result == "error"]
         assert outcomes == [("aidlc-docs/plan.md", "ENOSPC: No space left on device")] * 2
+        (source / "external").touch()
+        until(lambda: list(out_of_band(world)) == ["external"], "the watcher reports this change, no other")
         assert world.clear() == []
 
 

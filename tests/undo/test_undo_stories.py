@@ -6,10 +6,13 @@ undo (`test_undo.py`); moves of directories (`test_random_undo.py`).
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,6 +23,8 @@ from tests.support.commands import bonobofs, environment
 from tests.support.mount_fixtures import MakePlace, Place
 from tests.support.repositories import Repo
 from tests.support.source_state import state_of, undo
+from tests.support.tracing import traced
+from tests.support.users import outcome
 from tests.support.world import ALLOW_ALL
 
 
@@ -196,3 +201,70 @@ def test_an_undo_on_a_full_disk_is_completed_when_there_is_space(own_place: Make
         assert after.pop("") > before.pop(""), "the user's file was removed meanwhile, so that the time stays"
         assert after == before
         assert place.umount().closed
+
+
+_LARGEST = 8 << 20
+"""Bytes of the largest file that the server may write in these stories."""
+
+
+def _refused(call: Callable[..., object], *arguments: object) -> None:
+    with pytest.raises(OSError, match="File too large"):
+        call(*arguments)
+
+
+def _write_and_fail(path: Path) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    os.write(fd, b"DESTROYED")
+    _refused(os.pwrite, fd, b"x", _LARGEST)
+    os.close(fd)
+
+
+def _fail_and_write(path: Path) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    _refused(os.pwrite, fd, b"x", _LARGEST)
+    _refused(os.ftruncate, fd, _LARGEST + 1)
+    _refused(os.posix_fallocate, fd, 0, _LARGEST + 1)
+    os.write(fd, b"DESTROYED")
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("story", "name"), [(_write_and_fail, "file"), (_write_and_fail, "created"), (_fail_and_write, "file")]
+)
+def test_a_file_of_which_one_write_failed_is_taken_back(
+    own_place: MakePlace, tmp_path: Path, story: Callable[[Path], None], name: str
+) -> None:
+    """The failed write hides no other write of the file from undo, diff and the report."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for each in ("file", "other"):
+        (source / each).write_text(f"{each}, precious\n")
+    before = state_of(source)
+    place = own_place()
+    resource.prlimit(place.pid, resource.RLIMIT_FSIZE, (_LARGEST, _LARGEST))
+    story(place.path / name)
+    (place.path / "other").write_text("fine\n")
+    shown = bonobofs("diff", "--session", place.session.session, "--path", source, "--json").stdout
+    assert {each["path"] for each in json.loads(shown)} == {name, "other"}
+    report = json.loads(bonobofs("audit", "report", "--json").stdout)
+    assert {each["path"] for each in report["changed"]} >= {name, "other"}
+    assert {each["path"] for each in report["failed"]} == {name}
+    result = undo(place, agent="alice")
+    assert (result["conflicts"], result["failures"]) == ([], [])
+    assert state_of(source) == before
+
+
+@pytest.mark.root
+def test_a_truncation_that_failed_afterwards_is_taken_back(ordinary_place: MakePlace, tmp_path: Path) -> None:
+    """The server truncates a set-user-id file, and then cannot clear the bit."""
+    place = ordinary_place()
+    tool = place.source / "tool"
+    place.does(lambda: tool.write_text("precious\n"))
+    place.does(lambda: tool.chmod(0o4755))
+    before = state_of(place.source)
+    with traced(place, tmp_path / "log", "-e", "inject=fchmod:error=EIO"):
+        assert place.does(lambda: outcome(os.truncate, place.path / "tool", 0)) == errno.EIO
+    assert tool.stat().st_size == 0
+    result = place.does(lambda: undo(place, agent="alice"))
+    assert (result["conflicts"], result["failures"]) == ([], [])
+    assert state_of(place.source) == before
