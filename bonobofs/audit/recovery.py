@@ -22,7 +22,7 @@ from bonobofs.audit.trail_storage import stat_trail
 from bonobofs.audit.writer import Trail
 from bonobofs.errors import TrailError
 from bonobofs.policy.request import Operation
-from bonobofs.system.paths import open_directory_beneath
+from bonobofs.system.paths import STORE, open_directory_beneath
 
 OUT_OF_BAND: Final = "out_of_band"
 
@@ -295,6 +295,8 @@ class _Comparison:
         with os.scandir(descriptor) as listing:
             for each in listing:
                 below = f"{path}/{each.name}" if path else each.name
+                if below == STORE:
+                    continue
                 child = children.get(each.name)
                 with suppress(FileNotFoundError):
                     status = each.stat(follow_symlinks=False)

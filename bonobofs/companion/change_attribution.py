@@ -22,7 +22,7 @@ from bonobofs.errors import GitError
 from bonobofs.git.source_refs import find_git_dirs
 from bonobofs.ipc.channel import Channel, MessageKind
 from bonobofs.state.sessions import Session, lives, load
-from bonobofs.system.paths import is_within
+from bonobofs.system.paths import STORE, is_within
 from bonobofs.system.watcher_events import BEGAN, GONE, MADE, reachable
 
 _QUIET: Final = 0.25
@@ -90,6 +90,7 @@ class ChangeAttribution:
         suspects = {path: one for path, one in burst.items() if not (one.kinds & BEGAN and one.size == _ABSENT)}
         # git's lock file of the index may still exist when a burst ends. Its content shows when it becomes the index.
         suspects.pop(f"{_INDEX}.lock", None)
+        suspects.pop(STORE, None)
         if _INDEX in suspects and self.index.update():
             del suspects[_INDEX]
         if not suspects:

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from watchdog.observers.inotify_c import CallbackId, InotifyConstants, InotifyEvent, InotifyFD, Mask, WatchDescriptor
 
 from bonobofs.errors import os_error
+from bonobofs.system.paths import STORE
 from bonobofs.system.syscalls import file_system_type
 from bonobofs.system.watcher_events import BEGAN, CLOSED, DIRECTORY, GONE, LONGEST_PATH, MADE, MODIFIED, NameEvents
 
@@ -64,6 +65,7 @@ _TOO_LONG: Final = b"/"
 _LIMITS: Final = Path("/proc/sys/fs/inotify")
 _LONGEST_SHOWN: Final = 200
 _MOST_SHOWN: Final = 3
+_STORE: Final = os.fsencode(STORE).split(b"/")
 _CONFIRMED: Final = 3
 """Reads within which a moved directory must be found at its expected path."""
 _COUNTS_SUBDIRECTORIES: Final = (0xEF53, 0x58465342, 0x01021994)
@@ -376,8 +378,12 @@ class Watcher:
     ) -> tuple[Directory, list[tuple[bytes, int]]] | None:
         """Watch one directory of the open directory `fd`; return it with its subdirectories if it was scanned.
 
+        The store of old contents stays unwatched.
+
         FileNotFoundError: it was removed. UnwatchableError: the root cannot be watched.
         """
+        if above is not None and name == _STORE[1] and above.path == _STORE[0]:
+            return None
         try:
             child = os.open(name or b".", _OPEN, dir_fd=fd)
         except OSError as error:

@@ -13,6 +13,8 @@ from bonobofs.system import syscalls
 
 Name = tuple[int, bytes]
 """An open directory, and a name in it."""
+STORE: Final = ".bonobofs/undo"
+"""Directory in a source for old contents. bonobofs writes it itself, so that its changes are no external changes."""
 _KEPT_BYTES: Final = 200
 _MOST_SYMLINKS = 40
 _WALKED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -42,6 +42,7 @@ class Past:
         took: float | None = 0,
         result: str = "allowed",
         size: int | None = None,
+        after: str | None = None,
         details: Mapping[str, object] | None = None,
         guard: str = "file",
     ) -> None:
@@ -53,7 +54,7 @@ class Past:
         seq = self.trail.append(intent)
         if took is not None:
             ended = moment + timedelta(seconds=took)
-            more = {} if size is None else {"size": size}
+            more = {key: value for key, value in (("size", size), ("after", after)) if value is not None}
             outcome = AuditEntry(ended, guard, operation, "alice", {"intent": seq} | more, result, None, "outcome")
             self.trail.append(outcome._replace(path=path))
 
@@ -100,6 +101,23 @@ def test_every_unrecorded_new_or_changed_file_kind_is_reported(past: Past) -> No
         listening.bind(str(past.source / "socket"))
     names = ["", "d", "d/deep", "d/deep/file\n\udcff", "link", "fifo", "socket"]
     assert past.differences() == dict.fromkeys(names, CHANGED)
+
+
+def test_the_store_of_old_contents_is_not_compared(past: Past) -> None:
+    """bonobofs itself writes it, and no trail has an entry of that."""
+    (past.source / ".bonobofs/undo/session").mkdir(parents=True)
+    (past.source / ".bonobofs/undo/session/3").write_text("kept")
+    assert past.differences() == dict.fromkeys(["", ".bonobofs"], CHANGED)
+
+
+def test_a_change_that_failed_with_a_state_was_made(past: Past) -> None:
+    """The removal before it does not count then."""
+    past.enter(Operation.DELETE_FILE, "file", "delete", at=-100)
+    (past.source / "file").write_text("xy")
+    past.enter(Operation.CREATE_FILE, "file", "create", result="error", details={"after": "state"})
+    assert past.differences() == {"file": THERE}
+    past.enter(Operation.CREATE_FILE, "file", "create", result="error", size=2, after="state")
+    assert past.differences() == {}
 
 
 def test_no_symlink_is_followed(past: Past, tmp_path: Path) -> None:

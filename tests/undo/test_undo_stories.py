@@ -21,10 +21,12 @@ import pytest
 from bonobofs.errors import StateError
 from tests.support.commands import bonobofs, environment
 from tests.support.mount_fixtures import MakePlace, Place
+from tests.support.observe import out_of_band
 from tests.support.repositories import Repo
 from tests.support.source_state import state_of, undo
 from tests.support.tracing import traced
 from tests.support.users import outcome
+from tests.support.wait import until
 from tests.support.world import ALLOW_ALL
 
 
@@ -200,6 +202,24 @@ def test_an_undo_on_a_full_disk_is_completed_when_there_is_space(own_place: Make
         after = state_of(source)
         assert after.pop("") > before.pop(""), "the user's file was removed meanwhile, so that the time stays"
         assert after == before
+        assert place.umount().closed
+
+
+@pytest.mark.root
+def test_the_store_in_the_source_is_no_external_change(own_place: MakePlace, tmp_path: Path) -> None:
+    """The state directory is on another file system. What a session and an undo keep in `.bonobofs` is no alert."""
+    with _small_disk(tmp_path / "source") as source:
+        (source / ".bonobofs").mkdir(mode=0o700)
+        for name in ("changed", "removed"):
+            (source / name).write_text("precious\n")
+        place = own_place()
+        (place.path / "changed").write_text("new\n")
+        (place.path / "removed").unlink()
+        undo(place, agent="alice")
+        objects = source / ".bonobofs/undo/objects"
+        until(lambda: objects.is_dir() and any(objects.glob("*/*")), "the companion has hashed the contents")
+        (source / ".bonobofs/external").touch()
+        until(lambda: list(out_of_band(place)) == [".bonobofs/external"], "the watcher reports this change, no other")
         assert place.umount().closed
 
 
