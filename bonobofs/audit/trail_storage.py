@@ -41,7 +41,8 @@ def compressed(trail: Path) -> Path:
 def open_trail(trail: Path) -> BinaryIO:
     """Open a trail for reading, plain or compressed. FileNotFoundError: neither exists.
 
-    If both exist, a compression was interrupted, and the plain form is read. A damaged block reads as one line that is
+    If both exist, a compression was interrupted, and the plain form is read. `form_problem` compares them. A damaged
+    block reads as one line that is
     not an entry. A truncated compressed form ends with its last complete block.
     """
     try:
@@ -65,13 +66,33 @@ def size_of(trail: Path) -> int:
         return stream.seek(0, os.SEEK_END)
 
 
+def form_problem(trail: Path) -> str:
+    """Return what is wrong with the compressed form of a trail apart from its entries; "" if nothing is. OSError.
+
+    An interrupted compression leaves both forms with the same content.
+    """
+    target = compressed(trail)
+    try:
+        with _Blocks(target.open("rb", buffering=0)) as packed:
+            if not packed.has_index:
+                return f"{target} was changed or cut behind its last entry"
+            with trail.open("rb") as plain:
+                differs = _digest(plain) != _digest(packed)
+    except FileNotFoundError:
+        return ""
+    return f"{target} and {trail.name} have different content; move the wrong file away" if differs else ""
+
+
 def compress(trail: Path) -> None:
     """Replace the plain form of an ended trail by the compressed form.
 
     The plain form is removed only when the compressed form is on the disk and was read back. A kill at any step leaves
-    the plain form, the compressed form, or both. OSError: at least one complete form still exists.
+    the plain form, the compressed form, or both. A compressed form of other content is not replaced. OSError: at least
+    one complete form still exists.
     """
     target = compressed(trail)
+    if problem := form_problem(trail):
+        raise OSError(errno.EEXIST, problem)
     part = target.with_name(f"{target.name}.part")
     try:
         written = _write(trail, part)
@@ -128,7 +149,7 @@ def _write(trail: Path, part: Path) -> bytes:
     return digest.digest()
 
 
-def _digest(stream: BinaryIO) -> bytes:
+def _digest(stream: io.RawIOBase | BinaryIO) -> bytes:
     digest = sha256()
     while data := stream.read(1024 * 1024):
         digest.update(data)
@@ -158,7 +179,9 @@ class _Blocks(io.RawIOBase):
         self._cached: tuple[int, bytes] = (-1, b"")
         """Cache of the last block read: its number and its bytes."""
         try:
-            self._block, self._size, self._offsets = self._index() or self._scan()
+            index = self._index()
+            self.has_index: Final = index is not None
+            self._block, self._size, self._offsets = index or self._scan()
         except BaseException:
             file.close()
             raise

@@ -27,7 +27,7 @@ from bonobofs.audit.entry import HASH_KEY, HASH_TAIL, LAYER, ZERO, other_paths
 from bonobofs.audit.reader import LONGEST_LINE, lines_of, trails_in
 from bonobofs.audit.temp_cleanup import declared_temporary
 from bonobofs.audit.tombstones import Tombstone, Tombstones
-from bonobofs.audit.trail_storage import open_trail
+from bonobofs.audit.trail_storage import form_problem, open_trail
 from bonobofs.audit.writer import CLOSE, HEAD_SIZE
 from bonobofs.errors import TrailError
 from bonobofs.system.paths import open_directory_beneath
@@ -174,6 +174,7 @@ def verify_trail(
             walk.head = head
             for raw in lines_of(stream):
                 walk.take(raw)
+        problem = form_problem(trail)
     except FileNotFoundError:
         if not is_known and _is_new(head, head_path):
             report.findings.clear()  # The session was killed between the creation of the head and that of the trail.
@@ -186,6 +187,8 @@ def verify_trail(
     except OSError as error:
         raise TrailError(f"the trail {trail} cannot be read: {error.strerror}") from error
     walk.end()
+    if problem:
+        report.findings.append(Finding(session, Damage.TRAIL, None, None, problem))
     if live and report.entries == 0 and head is None:
         report.findings.clear()  # The session has created both, and has written no entry.
     report.status = TrailStatus.CLOSED if walk.closed else TrailStatus.OPEN if live else TrailStatus.CRASHED

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from bonobofs import session
 from bonobofs.audit.reader import read
 from bonobofs.audit.tombstones import tombstones
 from bonobofs.audit.trail_storage import compressed, stat_trail
@@ -37,6 +39,29 @@ def test_umount_compresses_the_trail_and_every_command_reads_it(mounted: Mounted
     assert bonobofs("audit", "export", "--format", "jsonl").stdout.count('"path":"note.txt"') == 2
     assert bonobofs("audit", "verify").returncode == 0
     assert bonobofs("status", "--all").returncode == 0
+
+
+def test_an_older_plain_trail_is_a_finding_and_does_not_replace_the_compressed_one(
+    mounted: Mounted, source: Path
+) -> None:
+    """An operator restores a backup that was taken during the session."""
+    world = mounted(policy=ALLOW_ALL)
+    (world.path / "first.txt").write_text("x")
+    session.flush_servers(world.home)
+    backup = shutil.copytree(world.home / "trails", world.home.with_name("backup"))
+    (world.path / "second.txt").write_text("x")
+    world.umount()
+    entries = list(read(trail_of(world)))
+    shutil.copytree(backup, world.home / "trails", dirs_exist_ok=True)
+    told = bonobofs("audit", "verify")
+    assert told.returncode == 1
+    assert f"{compressed(trail_of(world))} and {trail_of(world).name} have different content" in told.stderr
+    mounted(policy=ALLOW_ALL, source=source, mountpoint=world.path).umount()
+    (failure,) = compress_ended(world.home)
+    assert "cannot be compressed" in failure
+    assert "move the wrong file away" in failure
+    trail_of(world).unlink()
+    assert list(read(trail_of(world))) == entries
 
 
 def test_a_crashed_session_is_compressed_by_the_next_mount(mounted: Mounted, source: Path) -> None:

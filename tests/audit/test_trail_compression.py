@@ -16,7 +16,7 @@ from bonobofs.audit.verify import Damage, TrailReport, TrailStatus, verify_trail
 from bonobofs.policy.request import Operation
 from tests.audit.conftest import Create
 
-STEPS = 10
+STEPS = 11
 """System calls of a compression that are audit events: files are opened, renamed, removed."""
 ENTRIES = 1000
 """Entries of a trail, which make several blocks."""
@@ -67,7 +67,7 @@ def test_an_empty_trail_is_compressed_too(tmp_path: Path) -> None:
     assert (list(read(trail)), size_of(trail), gzip.decompress(compressed(trail).read_bytes())) == ([], 0, b"")
 
 
-@pytest.mark.parametrize("step", range(12))
+@pytest.mark.parametrize("step", range(13))
 def test_a_crash_at_any_step_loses_and_doubles_no_entry(trail: Path, step: int) -> None:
     """A child dies at this step. The state then reads as before, and the next run finishes."""
     entries = list(read(trail))
@@ -118,6 +118,18 @@ def test_damage_is_a_finding(trail: Path, place: float) -> None:
     if place in (0.3, 0.6):
         assert report.findings[0].what in (Damage.CHANGED, Damage.MISSING)
         assert list(read(trail))[-1] == entries[-1]  # what lies behind a damaged block is read
+
+
+@pytest.mark.parametrize("change", [b"junk", -30])
+def test_a_change_behind_the_last_entry_is_a_finding(trail: Path, change: bytes | int) -> None:
+    """The index of the blocks is damaged, and no entry is lost."""
+    entries = list(read(trail))
+    compress(trail)
+    data = compressed(trail).read_bytes()
+    compressed(trail).write_bytes(data + change if isinstance(change, bytes) else data[:change])
+    (found,) = examine(trail).findings
+    assert "was changed or cut behind its last entry" in found.message
+    assert list(read(trail)) == entries
 
 
 @pytest.mark.parametrize("left", [0.0, 0.01, 0.5, 0.99])
