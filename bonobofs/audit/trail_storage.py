@@ -19,6 +19,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from bonobofs.system.paths import regular_file
+
 BLOCK: Final = 64 * 1024
 _MOST_BLOCKS: Final = 16_000
 """An extra field has at most 65,535 bytes, and each block takes four of them. Longer trails have larger blocks."""
@@ -46,7 +48,7 @@ def open_trail(trail: Path) -> BinaryIO:
     not an entry. A truncated compressed form ends with its last complete block.
     """
     try:
-        return trail.open("rb")
+        return open(trail, "rb", opener=regular_file)
     except FileNotFoundError:
         # `compress` creates the compressed form before it removes the plain one.
         return _open_compressed(compressed(trail))
@@ -73,10 +75,10 @@ def form_problem(trail: Path) -> str:
     """
     target = compressed(trail)
     try:
-        with _Blocks(target.open("rb", buffering=0)) as packed:
+        with _open_blocks(target) as packed:
             if not packed.has_index:
                 return f"{target} was changed or cut behind its last entry"
-            with trail.open("rb") as plain:
+            with open(trail, "rb", opener=regular_file) as plain:
                 differs = _digest(plain) != _digest(packed)
     except FileNotFoundError:
         return ""
@@ -128,7 +130,7 @@ def sync_directory(directory: Path) -> None:
 def _write(trail: Path, part: Path) -> bytes:
     """Write the compressed form of a trail; return the SHA-256 of the plain form."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    with trail.open("rb") as plain, os.fdopen(os.open(part, flags, 0o600), "wb") as out:
+    with open(trail, "rb", opener=regular_file) as plain, os.fdopen(os.open(part, flags, 0o600), "wb") as out:
         status = os.fstat(plain.fileno())
         block = max(BLOCK, -(-status.st_size // _MOST_BLOCKS))
         digest, total, sizes = sha256(), 0, array("I")
@@ -167,7 +169,11 @@ def _unpacked(packed: bytes, most: int) -> tuple[bytes, int]:
 
 
 def _open_compressed(path: Path) -> BinaryIO:
-    return io.BufferedReader(_Blocks(path.open("rb", buffering=0)), BLOCK)
+    return io.BufferedReader(_open_blocks(path), BLOCK)
+
+
+def _open_blocks(path: Path) -> _Blocks:
+    return _Blocks(open(path, "rb", buffering=0, opener=regular_file))
 
 
 class _Blocks(io.RawIOBase):

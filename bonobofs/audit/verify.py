@@ -16,7 +16,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
@@ -30,7 +30,7 @@ from bonobofs.audit.tombstones import Tombstone, Tombstones
 from bonobofs.audit.trail_storage import form_problem, open_trail
 from bonobofs.audit.writer import CLOSE, HEAD_SIZE
 from bonobofs.errors import TrailError
-from bonobofs.system.paths import open_directory_beneath
+from bonobofs.system.paths import open_directory_beneath, regular_file
 
 OPEN_INTENTS: Final = 100_000
 """Maximum number of intents without outcome that a walk keeps. It only counts older ones."""
@@ -140,7 +140,7 @@ def verify(
     session's source, or None. `expected` are sessions that had a trail. `pruned` reads the tombstones.
     """
     found = {path.stem for path in (*trails_in(directory), *directory.glob("*.head"))}
-    for session in sorted(found.union(expected, pruned())):
+    for session in sorted(found.union(expected, _read_tombstones(pruned))):
         paths = directory / f"{session}.jsonl", directory / f"{session}.head"
         try:
             is_known = session in expected
@@ -148,11 +148,18 @@ def verify(
                 *paths, session=session, live=live(session), describe=describe(session), is_known=is_known
             )
             # Another process may prune a trail during this call. It writes the tombstone before it removes the trail.
-            if report.status is TrailStatus.GONE and (tombstone := pruned().get(session)) is not None:
+            if report.status is TrailStatus.GONE and (tombstone := _read_tombstones(pruned).get(session)) is not None:
                 report = _pruned(tombstone, paths[1])
             yield report
         except TrailError as error:
             yield TrailReport(session, findings=[Finding(session, Damage.TRAIL, None, None, str(error))])
+
+
+def _read_tombstones(pruned: Tombstones) -> Mapping[str, Tombstone]:
+    try:
+        return pruned()
+    except TrailError:
+        return {}  # the verification of the record of pruned trails reports it
 
 
 def verify_trail(
@@ -212,9 +219,9 @@ def _pruned(tombstone: Tombstone, head_path: Path) -> TrailReport:
 def read_head(path: Path) -> TrailHead:
     """Read a head file. FileNotFoundError; TrailError: it is damaged or cannot be read."""
     try:
-        data = path.read_bytes()[: HEAD_SIZE + 1]
+        data = _head_bytes(path)
         # The writer rewrites the file in place. Two equal reads show that the content is complete.
-        while (again := path.read_bytes()[: HEAD_SIZE + 1]) != data:
+        while (again := _head_bytes(path)) != data:
             data = again
         document = json.loads(data)
         seq, link, moment = document["seq"], document["hash"], document["settled"]
@@ -228,6 +235,11 @@ def read_head(path: Path) -> TrailHead:
     if type(seq) is not int or not isinstance(link, str) or len(data) != HEAD_SIZE:
         raise TrailError(f"the head {path} is damaged")
     return TrailHead(seq, link, settled)
+
+
+def _head_bytes(path: Path) -> bytes:
+    with open(path, "rb", buffering=0, opener=regular_file) as file:
+        return file.read(HEAD_SIZE + 1)
 
 
 def describe_below(source: Path) -> Describe:
@@ -495,7 +507,7 @@ def _is_new(head: TrailHead | None, path: Path) -> bool:
     """Return whether no entry was recorded when the head was written last."""
     if head is not None:
         return head.seq == 0
-    return path.exists() and path.stat().st_size == 0
+    return path.is_file() and path.stat().st_size == 0
 
 
 def _unfinished(seq: int, intent: dict[str, Any], describe: Describe | None) -> Unfinished:

@@ -26,7 +26,7 @@ from bonobofs.audit.tombstones import (
     tombstones,
 )
 from bonobofs.audit.trail_storage import compress, remove, stat_trail
-from bonobofs.audit.verify import TrailReport, read_head, verify_trail
+from bonobofs.audit.verify import Damage, Finding, TrailReport, read_head, verify_trail
 from bonobofs.errors import StateError, TrailError, reason
 from bonobofs.state.home import head_path, home_id, read_document, session_directory, trail_path
 from bonobofs.state.sessions import lives, load, read_all
@@ -172,11 +172,14 @@ def _check_record(home: Path) -> None:
 
 
 def verify_record(home: Path) -> TrailReport | None:
-    """Verify the record of pruned trails; None if there is none yet. TrailError."""
+    """Verify the record of pruned trails; None if there is none yet."""
     path, head = record_path(home), record_head(home)
     if not path.exists() and not head.exists():
         return None
-    return verify_trail(path, head, session=PRUNED, live=True)
+    try:
+        return verify_trail(path, head, session=PRUNED, live=True)
+    except TrailError as error:
+        return TrailReport(PRUNED, findings=[Finding(PRUNED, Damage.TRAIL, None, None, str(error))])
 
 
 def _finish(home: Path) -> None:

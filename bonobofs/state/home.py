@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bonobofs.errors import StateError
+from bonobofs.system.paths import regular_file
 
 GUARD_SOCKET: Final = "guard.sock"
 """The socket of a session, in its `inside` directory (`ipc.client`)."""
@@ -143,8 +144,9 @@ def write_text(path: Path, text: str, *, replace: bool = True, durable: bool = T
 def read_document(path: Path) -> dict[str, Any]:
     """Read a JSON document that bonobofs wrote. StateError: it is damaged. OSError, FileNotFoundError."""
     try:
-        document = json.loads(path.read_bytes())
-    except ValueError as error:
+        with open(path, "rb", opener=regular_file) as file:
+            document = json.loads(file.read())
+    except (ValueError, RecursionError) as error:
         raise StateError(f"{path} is not the JSON document that bonobofs wrote; move it away") from error
     if not isinstance(document, dict):
         raise StateError(f"{path} is not the JSON document that bonobofs wrote; move it away")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -61,6 +62,15 @@ def open_directory_beneath(source: Path | int, path: str) -> int:
         finally:
             os.close(above)
     return held
+
+
+def regular_file(path: str, flags: int) -> int:
+    """Open a regular file, as an opener of `open`. Any other file, such as a FIFO or a symlink, is an OSError."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    return fd
 
 
 def remove_tree(directory: int, name: bytes) -> None:

@@ -164,6 +164,50 @@ def test_verify_reports_a_missing_trail(world: World) -> None:
     assert "missing" in gone.stderr
 
 
+@pytest.mark.parametrize("kind", ["FIFO", "directory", "endless"])
+@pytest.mark.parametrize(
+    "name", ["trails/x.jsonl", "trails/x.jsonl.gz", "trails/ID.head", "pruned.jsonl", "pruned.head"]
+)
+def test_a_file_of_the_record_that_is_not_regular_is_a_finding(world: World, kind: str, name: str) -> None:
+    """No command waits for it, and the other trails are verified."""
+    world.umount()
+    path = world.home / name.replace("ID", world.session.session)
+    path.unlink(missing_ok=True)
+    if kind == "endless":
+        path.symlink_to("/dev/zero")
+    else:
+        (os.mkfifo if kind == "FIFO" else os.mkdir)(path)
+    told = bonobofs("audit", "verify")
+    assert told.returncode == 1
+    assert f"{path} cannot be read: ".replace(".gz", "") in told.stderr
+    assert "1 findings" in told.stdout or name == "pruned.head"
+    reports = json.loads(bonobofs("audit", "verify", "--json").stdout)
+    assert [each["status"] for each in reports if each["session"] == world.session.session] == ["closed"]
+    assert bonobofs("audit", "tail").returncode == (1 if name.startswith("trails/x") else 0)
+
+
+def test_a_huge_head_is_a_finding_in_bounded_memory(world: World) -> None:
+    world.umount()
+    os.truncate(world.head, 6 << 30)
+    told = bonobofs("audit", "verify")
+    assert told.returncode == 1
+    assert f"the head {world.head} is damaged" in told.stderr
+
+
+def test_no_command_waits_for_a_fifo_in_the_register_or_the_log(mounted: Mounted) -> None:
+    ended = mounted()
+    ended.umount()
+    world = mounted(mountpoint=ended.path, source=ended.source)
+    os.mkfifo(world.home / "trails/x.jsonl")
+    assert bonobofs("umount", str(world.path)).returncode == 0
+    document = world.home / "sessions" / ended.session.session / "session.json"
+    document.unlink()
+    os.mkfifo(document)
+    told = bonobofs("audit", "verify")
+    assert f"{document} cannot be read: it is not a regular file" in told.stderr
+    assert f"{document} cannot be read" in bonobofs("status", "--all").stderr
+
+
 def test_a_killed_server_is_reported_as_crashed_and_is_no_finding(world: World) -> None:
     """The trail is open and ends at its head: exit 0."""
     world.entries()
