@@ -78,7 +78,7 @@ class Turn(NamedTuple):
 
     session: str
     seq: int
-    """Number of its entry."""
+    """Number of its entry; 0 for the first turn of the session, which has none."""
     name: str
     by: str
     """What began it: `mark`, `hook` or `pause`."""
@@ -262,6 +262,10 @@ class AuditIndex:
             outcome = AuditEntry.from_line(found.outcome) if found.outcome is not None else None
             yield RecordedChange(AuditEntry.from_line(found.line), outcome)
 
+    def sessions(self) -> list[str]:
+        """Return the sessions of all trails."""
+        return self._tables.sessions()
+
     def turns(self) -> list[Turn]:
         """Return the turns of all trails."""
         return self._tables.turns()
@@ -272,7 +276,7 @@ class AuditIndex:
         return tuple(
             turn
             for turn in self.turns()
-            if turn.name == name or (session and str(turn.seq) == seq and turn.session.startswith(session))
+            if (name and turn.name == name) or (session and str(turn.seq) == seq and turn.session.startswith(session))
         )
 
     def calls(self) -> list[ToolCall]:

@@ -262,15 +262,20 @@ class IndexTables:
             for row in rows:
                 yield IndexedChange(row.line, row.outcome)
 
+    def sessions(self) -> list[str]:
+        """Return the sessions of all trails."""
+        with _begun(self.engine) as connection:
+            return [*map(decode_text, connection.scalars(select(TRAILS.c.session).order_by(TRAILS.c.id)))]
+
     def turns(self) -> list[Turn]:
-        """Return the turns of all trails, in their order in each trail."""
-        found: list[Turn] = []
+        """Return the turns of all trails, in their order in each trail. The first has no entry; its number is 0."""
+        found = {session: [Turn(session, 0, "", "")] for session in self.sessions()}
         for session, entry in self._events(TURN):
-            if found and found[-1].session == session:
-                found[-1] = found[-1]._replace(end=entry.seq)
+            turns = found.setdefault(session, [Turn(session, 0, "", "")])
+            turns[-1] = turns[-1]._replace(end=entry.seq)
             name, by = (str(entry.details.get(key, "")) for key in ("name", "by"))
-            found.append(Turn(session, entry.seq, name, by))
-        return found
+            turns.append(Turn(session, entry.seq, name, by))
+        return [turn for turns in found.values() for turn in turns]
 
     def calls(self) -> list[ToolCall]:
         """Return the tool calls of all trails, in their order in each trail."""

@@ -82,7 +82,9 @@ def tail(
 
 
 Agent = Annotated[str | None, Option(metavar="A", help="Label or UUID of an agent.")]
-OfSession = Annotated[str | None, Option("--session", metavar="UUID", help="One session.")]
+OfSession = Annotated[
+    str | None, Option("--session", metavar="UUID", help="One session, by the first digits of its UUID.")
+]
 Path_ = Annotated[
     str | None, Option("--path", metavar="PATH", help="A path with all below it, or a pattern with * and **.")
 ]
@@ -133,7 +135,7 @@ def query(
     filters = dataclasses.replace(base, operation=operation, rule=rule, result=result, command=command)
     with _index(home) as (index, progress):
         filters = _with_claims(index, _with_turn(index, filters, turn), call, claimed_session)
-        _check_filters(home, index, filters)
+        filters = _check_filters(home, index, filters)
         if count is not None:
             _print_counts(index.count(filters, count), count, json=json)
         elif json:
@@ -162,14 +164,14 @@ def report(
     \b
     Examples:
       bonobofs audit report --agent alice --since 1d > report.md
-      bonobofs audit report --session 3d1fbd0c-54b4-4c5e-9a38-0f4c9b1d7a52 --json
+      bonobofs audit report --session 3d1fbd0c --json
     """
     home = session.home()
     filters = _query(home, agent, of_session, path, since, until)
     with _index(home) as (index, progress):
         result = reports.ChangeReport(session.about_sessions(home), index)
         filters = _with_turn(index, filters, turn)
-        _check_filters(home, index, filters)
+        filters = _check_filters(home, index, filters)
         result.add(index.changes(filters))
     unreadable = session.unreadable(home)
     for error in unreadable.values():
@@ -310,13 +312,24 @@ def export(
         reader.export_csv(entries, out)
 
 
-def _check_filters(home: Path, index: AuditIndex, filters: IndexQuery) -> None:
-    """Refuse a filter value that is unknown and in no entry. UsageError, with similar values."""
+def _check_filters(home: Path, index: AuditIndex, filters: IndexQuery) -> IndexQuery:
+    """Return the filters with the whole UUID of the session.
+
+    UsageError, with similar values: a value is unknown and in no entry, or several UUIDs begin as the session.
+    """
+    sessions = {*index.sessions(), *(each.session.session for each in session.statuses(home, include_ended=True))}
+    chosen = [each for each in sessions if filters.session and each.startswith(filters.session)]
+    if len(chosen) > 1:
+        raise UsageError(
+            f"--session: the UUIDs of {len(chosen)} sessions begin with {filters.session!r}; give more digits"
+        )
+    if chosen:
+        filters = dataclasses.replace(filters, session=chosen[0])
     known: dict[GroupBy, Iterable[str]] = {
         GroupBy.RESULT: ("allowed", "denied", "error"),
         GroupBy.OPERATION: [each.value for each in Operation],
         GroupBy.RULE: (*BUILT_IN_RULES, *session.rules_of_sessions(home)),
-        GroupBy.SESSION: [each.session.session for each in session.statuses(home, include_ended=True)],
+        GroupBy.SESSION: sessions,
         GroupBy.AGENT: session.agents_of(home),
     }
     for by, values in known.items():
@@ -326,6 +339,7 @@ def _check_filters(home: Path, index: AuditIndex, filters: IndexQuery) -> None:
             continue
         recorded = [name for each in index.count(IndexQuery(), by) for name in (each.value, each.label) if name]
         raise UsageError(f"--{by.value}: no entry has {value!r}{nearest(value, [*values, *recorded])}")
+    return filters
 
 
 def _with_turn(index: AuditIndex, filters: IndexQuery, turn: str | None) -> IndexQuery:

@@ -9,13 +9,16 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.guards import FileGuard
 from bonobofs.session import open_session
+from bonobofs.state.home import head_path, trail_path
 from tests.support.postgres import Postgres
 from tests.support.world import ALLOW_ALL, Mounted, World, bonobofs, environment
 
@@ -268,6 +271,31 @@ def test_a_report_is_printed_as_markdown_and_json(world: World) -> None:
     assert (session["source"], session["role"]) == (str(world.source), world.session.role)
     assert [one["path"] for one in document["changed"]] == ["aidlc-docs", "aidlc-docs/plan.md"]
     assert json.loads(bonobofs("audit", "report", "--path", "nowhere", "--json").stdout)["sessions"] == []
+
+
+def test_the_printed_ids_of_a_session_and_its_first_turn_are_accepted(mounted: Mounted, world: World) -> None:
+    """`query` and `report`, also after a mark. Of an ambiguous UUID, the error asks for more digits."""
+    other = mounted(policy=ALLOW_ALL, agent="bob")
+    (other.path / "elsewhere").touch()
+    short = world.session.session[:8]
+    assert bonobofs("mark", "next", cwd=world.path).returncode == 0
+    (world.path / "aidlc-docs/later.md").touch()
+    (first, _) = json.loads(bonobofs("audit", "report", "--session", short, "--json").stdout)["turns"]
+    assert (first["turn"], first["session"]) == (f"{short}:0", world.session.session)
+    for option in (("--turn", first["turn"]), ("--session", short)):
+        found = json.loads(bonobofs("audit", "query", *option, "--operation", "create_file", "--json").stdout)
+        paths = ["aidlc-docs/plan.md", "aidlc-docs/plan.sh", *["aidlc-docs/later.md"] * (option[0] == "--session")]
+        assert [one["path"] for one in found] == paths
+        report = json.loads(bonobofs("audit", "report", *option, "--json").stdout)
+        assert [one["session"] for one in report["sessions"]] == [world.session.session]
+    # A trail of a session that begins with the same digits.
+    twin = short + str(uuid.uuid4())[8:]
+    Trail.create(trail_path(world.home, twin), head_path(world.home, twin), TrailIdentity(twin, "eve", "")).close()
+    several = bonobofs("audit", "query", "--session", short)
+    assert (several.returncode, "2 sessions begin with" in several.stderr) == (2, True)
+    assert bonobofs("audit", "query", "--session", twin).returncode == 0
+    unknown = bonobofs("audit", "query", "--session", "zz")
+    assert (unknown.returncode, "no entry has 'zz'" in unknown.stderr) == (2, True)
 
 
 def test_the_index_can_be_rebuilt(world: World) -> None:
