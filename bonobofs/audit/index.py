@@ -151,6 +151,8 @@ class IndexQuery:
     agent_id: str | None = None
     """UUID of the living agent with the label. None: all agents that ever had the label."""
     session: str | None = None
+    sessions: tuple[str, ...] | None = None
+    """Sessions of which each change is one."""
     path: str | None = None
     """A path with its subtree, or a pattern: `*` and `?` within a name, `**` across names."""
     operation: str | None = None

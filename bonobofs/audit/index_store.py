@@ -381,6 +381,9 @@ class IndexTables:
         if query.session is not None:
             trail = select(TRAILS.c.id).where(TRAILS.c.session == encode_text(query.session)).scalar_subquery()
             found.append(CHANGES.c.trail == trail)
+        if query.sessions is not None:
+            names = map(encode_text, query.sessions)
+            found.append(CHANGES.c.trail.in_(select(TRAILS.c.id).where(TRAILS.c.session.in_(names))))
         found += [
             CHANGES.c[name] == encode_text(value)
             for name in ("operation", "rule", "result")

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import itertools
 import json as jsonlib
+import os
 import sys
 import time
 from collections import deque
@@ -39,6 +40,7 @@ from bonobofs.cli.output import document, note, say, waiting
 from bonobofs.errors import UsageError
 from bonobofs.policy.denials import BUILT_IN_RULES
 from bonobofs.policy.request import Operation
+from bonobofs.session import change_history
 
 app = Group(help="Read, search, summarize, verify and export the record of every change.")
 
@@ -86,7 +88,12 @@ OfSession = Annotated[
     str | None, Option("--session", metavar="UUID", help="One session, by the first digits of its UUID.")
 ]
 Path_ = Annotated[
-    str | None, Option("--path", metavar="PATH", help="A path with all below it, or a pattern with * and **.")
+    str | None,
+    Option(
+        "--path",
+        metavar="PATH",
+        help="A path in a mount or source, else from the root of any workspace; with all below it. * and ** match.",
+    ),
 ]
 Turn = Annotated[str | None, Option("--turn", metavar="TURN", help="Id or name of a turn.")]
 Since = Annotated[str | None, Option(metavar="MOMENT", help="30s, 10m, 2h, 1d, or a moment in ISO 8601.")]
@@ -373,14 +380,30 @@ def _query(
     home: Path, agent: str | None, of_session: str | None, path: str | None, since: str | None, until: str | None
 ) -> IndexQuery:
     now = datetime.now(UTC)
+    sessions, inside = _located(home, path) if path is not None else (None, None)
     return IndexQuery(
         agent=agent,
         agent_id=session.identity_of(home, agent) if agent is not None else None,
         session=of_session,
-        path=path,
+        sessions=sessions,
+        path=inside,
         since=microseconds(reader.since(since, now)) if since is not None else None,
         until=microseconds(reader.since(until, now)) if until is not None else None,
     )
+
+
+def _located(home: Path, path: str) -> tuple[tuple[str, ...] | None, str]:
+    """Return the sessions of the source around a path or pattern, and the path from the root of the source.
+
+    None: it is in no source, and is a path from the root of any source. UsageError: it cannot be one.
+    """
+    try:
+        sessions, inside = change_history.locate(home, path)
+    except UsageError:
+        if os.path.isabs(path) or os.path.normpath(path).startswith(".."):
+            raise
+        return None, path
+    return tuple(each.session for each in sessions), inside
 
 
 @contextlib.contextmanager

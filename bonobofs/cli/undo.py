@@ -16,11 +16,9 @@ from bonobofs.cli.output import document, note, paged, say, table
 from bonobofs.errors import StateError, UsageError
 from bonobofs.ipc.client import call
 from bonobofs.session import change_history
-from bonobofs.system.paths import is_within
 from bonobofs.undo.changes import ID
 
 if TYPE_CHECKING:
-    from bonobofs.state.sessions import Session
     from bonobofs.undo.changes import Selection
 
 Json = Annotated[bool, Option("--json", help="One JSON document.")]
@@ -65,7 +63,9 @@ def undo(
             "change": change,
             "turn": turn,
             "since": since,
-            "path": None if path is None else _workspace_path(path, (str(called.mountpoint), called.source)),
+            "path": None
+            if path is None
+            else change_history.workspace_path(path, (str(called.mountpoint), called.source)),
         }
         if agent not in (None, called.agent_id) or not called.session.startswith(of_session or ""):
             raise UsageError("in a mount, undo takes back changes of the session's own agent; leave --agent out")
@@ -140,7 +140,7 @@ def history(
       bonobofs history src/app.py
     """
     home, began = session.home(), time.monotonic()
-    sessions, inside = _located(home, path)
+    sessions, inside = change_history.locate(home, path)
     found = change_history.history(home, sessions, inside, lines)
     if json:
         document(found.changes)
@@ -252,7 +252,7 @@ def _selected(
     moment = None if since is None else reader.since(since, datetime.now(UTC))
     inside = None
     if path is not None:
-        sessions, inside = _located(home, path)
+        sessions, inside = change_history.locate(home, path)
         source = sessions[0].source
     elif of_session is not None:
         source = change_history.session_named(home, of_session).source
@@ -263,19 +263,3 @@ def _selected(
     return source, session.undo_service.selection(
         home, source, change=change, turn=turn, of_session=of_session, since=moment, path=inside, agent=agent
     )
-
-
-def _located(home: Path, path: str) -> tuple[list[Session], str]:
-    """Return the sessions of the source around a path, and the path in the source."""
-    full = os.path.normpath(os.path.join(os.getcwd(), path))
-    sessions = change_history.sessions_around(home, Path(full))
-    mountpoints = [each.mountpoint for each in sessions if each.mountpoint is not None]
-    return sessions, _workspace_path(full, (*reversed(mountpoints), sessions[0].source))
-
-
-def _workspace_path(path: str, roots: tuple[str, ...]) -> str:
-    full = os.path.normpath(os.path.join(os.getcwd(), path))
-    for root in roots:
-        if is_within(full, root):
-            return os.path.relpath(full, root) if full != root else ""
-    raise UsageError(f"{path} is not in {roots[-1]}")

@@ -45,7 +45,7 @@ def sessions_around(home: Path, path: Path) -> list[Session]:
     if source is None:
         found = [session.source for session in sessions if is_within(path, session.source)]
         if not found:
-            raise UsageError(f"no session had a source around {path}; go there, or name a session with --session")
+            raise UsageError(f"no session had a source around {path}; name a path in a mount or its source")
         source = max(found, key=len)
     return [session for session in sessions if session.source == source]
 
@@ -59,6 +59,23 @@ def _mounted_source(sessions: Sequence[Session], path: Path) -> str | None:
         ):
             return session.source
     return None
+
+
+def locate(home: Path, path: str) -> tuple[list[Session], str]:
+    """Return the sessions of the source around a path, oldest first, and the path in the source. UsageError."""
+    full = os.path.normpath(os.path.join(os.getcwd(), path))
+    sessions = sessions_around(home, Path(full))
+    mountpoints = [each.mountpoint for each in sessions if each.mountpoint is not None]
+    return sessions, workspace_path(full, (*reversed(mountpoints), sessions[0].source))
+
+
+def workspace_path(path: str, roots: tuple[str, ...]) -> str:
+    """Return a path relative to the first root that contains it. UsageError: none does."""
+    full = os.path.normpath(os.path.join(os.getcwd(), path))
+    for root in roots:
+        if is_within(full, root):
+            return os.path.relpath(full, root) if full != root else ""
+    raise UsageError(f"{path} is not in {roots[-1]}")
 
 
 def session_named(home: Path, text: str) -> Session:

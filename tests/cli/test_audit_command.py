@@ -128,6 +128,40 @@ def test_query_filters_by_agent_path_operation_result_and_time(mounted: Mounted,
     assert "denied   alice  create_file  aidlc-docs/plan.sh" in bonobofs("audit", "query", "--result", "denied").stdout
 
 
+def test_a_path_is_found_as_history_finds_it(mounted: Mounted, world: World, tmp_path: Path) -> None:
+    """By its place in the mount or the source. A path outside is an error; elsewhere it begins at any root."""
+    (tmp_path / "two").mkdir()
+    other = mounted(policy=ALLOW_ALL, agent="bob", source=tmp_path / "two")
+    (other.path / "aidlc-docs").mkdir()
+    (other.path / "aidlc-docs" / "plan.md").touch()
+    made = {"--operation": "create_file", "--result": "allowed"}
+    options = [text for pair in made.items() for text in pair]
+
+    def query(path: str | Path, cwd: Path) -> list[tuple[str, str]]:
+        found = bonobofs("audit", "query", "--json", *options, "--path", path, cwd=cwd)
+        assert found.returncode == 0, found.stderr
+        return [(one["agent"], one["path"]) for one in json.loads(found.stdout)]
+
+    wanted = [("alice", "aidlc-docs/plan.md")]
+    for root in (world.path, world.source):
+        for path, cwd in (
+            (root / "aidlc-docs", tmp_path),
+            (os.path.relpath(root / "aidlc-docs", tmp_path), tmp_path),
+            (root, tmp_path),
+            (root / "**/*.md", tmp_path),
+            ("plan.md", root / "aidlc-docs"),
+            ("../aidlc-docs", root / "aidlc-docs"),
+        ):
+            assert query(path, cwd) == wanted, (path, cwd)
+    assert query("aidlc-docs", tmp_path) == [*wanted, ("bob", "aidlc-docs/plan.md")]
+    (one,) = json.loads(bonobofs("audit", "report", "--path", world.path, "--json").stdout)["sessions"]
+    assert one["session"] == world.session.session
+    for path in ("/etc", "../x"):
+        refused = bonobofs("audit", "query", "--path", path, cwd=tmp_path)
+        assert (refused.returncode, "no session had a source around" in refused.stderr) == (2, True)
+        assert "--session" not in refused.stderr
+
+
 def test_an_invalid_time_is_a_usage_error(world: World) -> None:
     """The message shows valid forms."""
     refused = bonobofs("audit", "query", "--since", "yesterday")
