@@ -22,7 +22,7 @@ from bonobofs.errors import BonobofsError, UsageError, reason
 from bonobofs.fuse import cpu_latency
 from bonobofs.policy.allow_list import EVERYTHING
 from bonobofs.sandbox import network_list
-from bonobofs.session import launcher
+from bonobofs.session import launcher, mount_setup
 from bonobofs.session.undo_service import limits_of
 from bonobofs.system import syscalls
 from bonobofs.undo.image_expiry import places_of, size_text, usage
@@ -255,9 +255,9 @@ def _state() -> Iterator[Check]:
     except BonobofsError as error:
         yield Check("state directory", Verdict.FAIL, "cannot be used", str(error))
         return
-    mode = stat.S_IMODE(home.stat().st_mode)
-    problem = f"{home}, mode {mode:04o}" if mode & 0o077 else ""
-    yield _check("state directory", problem, str(home), f"other users can read it; chmod 700 {home}")
+    command = mount_setup.closing_command(home)
+    problem = f"{home}, mode {stat.S_IMODE(home.stat().st_mode):04o}" if command else ""
+    yield _check("state directory", problem, str(home), f"other users can reach it; {command}")
     system = os.statvfs(home)
     free = system.f_bavail * system.f_frsize
     space = f"{free // 10**6} MB"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import select
 import sys
 import tempfile
@@ -15,12 +16,13 @@ from typing import Final, NamedTuple
 from bonobofs.errors import BonobofsError
 from bonobofs.sandbox import bwrap_arguments, escape_attempts, last_step
 from bonobofs.sandbox.bwrap_arguments import Account, View
-from bonobofs.sandbox.sandbox_process import CommandUser, ResourceLimits, SandboxProcess
+from bonobofs.sandbox.sandbox_process import SEE_DOCTOR, CommandUser, ResourceLimits, SandboxProcess
 
 _SECONDS: Final = 30.0
 _BLOCK: Final = 1 << 16
 _NOBODY: Final = 65534
 _APPARMOR: Final = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+_UNREACHABLE: Final = re.compile(r"Can't find source path (.+): Permission denied")
 _PROFILE: Final = "abi <abi/4.0>, include <tunables/global> profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }"
 
 
@@ -54,9 +56,9 @@ def probe() -> ProbeResult:
         try:
             text, failure = _run(Path(directory))
         except (BonobofsError, OSError) as error:
-            text, failure = "", str(error)
+            text, failure = "", str(error).removesuffix(SEE_DOCTOR)
     if not text:
-        return ProbeResult(failure=failure or "the probe printed nothing", remedy=remedy())
+        return ProbeResult(failure=failure or "the probe printed nothing", remedy=remedy(failure))
     found = json.loads(text)
     return ProbeResult(tuple(LayerScore(layer, tried, tuple(names)) for layer, (tried, names) in found.items()))
 
@@ -97,8 +99,14 @@ def _run(directory: Path) -> tuple[str, str]:
     return "" if failure else text.decode(), failure.partition(" ")[2]
 
 
-def remedy() -> str:
-    """Return what the operator can do if the sandbox does not start here."""
+def remedy(failure: str) -> str:
+    """Return what the operator can do if the sandbox does not start here; `failure` is bubblewrap's message."""
+    unreachable = _UNREACHABLE.search(failure)
+    if unreachable is not None:
+        path = unreachable[1]
+        return (
+            f"the command's user cannot reach {path}; install Python and bonobofs where it can, such as /opt/bonobofs"
+        )
     closed = _setting(Path("/proc/sys/user/max_user_namespaces")) == "0"
     if closed or _setting(Path("/proc/sys/kernel/unprivileged_userns_clone")) == "0":
         settings = "user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1"

@@ -27,6 +27,8 @@ from bonobofs.sandbox.bwrap_arguments import Descriptors, View
 from bonobofs.system import syscalls
 from bonobofs.system.processes import plain_environment
 
+SEE_DOCTOR: Final = "; run bonobofs doctor"
+"""The remedy at the end of a message. The probe of `doctor` removes it."""
 _SECONDS_TO_START: Final = 10.0
 _SECONDS_TO_END: Final = 5.0
 _POLL_SECONDS: Final = 0.001
@@ -189,7 +191,7 @@ class SandboxProcess:
 
     def _failure(self) -> MountError:
         self._process.wait()
-        return MountError(f"the sandbox cannot start: {self._error_output()}; run bonobofs doctor")
+        return MountError(f"the sandbox cannot start: {self._error_output()}{SEE_DOCTOR}")
 
     def _error_output(self) -> str:
         os.set_blocking(self._errors, False)

@@ -399,6 +399,7 @@ _NO_ID: Final = 0xFFFFFFFF
 _USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 1, 2, 4, 8, 0x10, 0x20
 _SEARCH: Final = 1
 _READ_AND_SEARCH: Final = 5
+_ALL: Final = 7
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
 _PROBE: Final = "import os, sys; p = sys.argv[1]; sys.exit(not os.access(p, os.X_OK if os.path.isdir(p) else os.R_OK))"
 
@@ -494,6 +495,17 @@ def _allow(path: Path, guest: Guest, permissions: int) -> None:
             f"the file system of {path} has no POSIX ACLs, which --user needs; set BONOBOFS_HOME to a directory of "
             "a file system that has them, such as ext4, xfs or btrfs"
         ) from error
+
+
+def closing_command(directory: Path) -> str:
+    """Return the command that closes a directory to other users; "" if it is closed. A guest may search it."""
+    entries = _entries(directory)
+    mask = entries.get((_MASK, _NO_ID), _ALL)
+    permitted = ((tag, bits & mask) for (tag, _), bits in entries.items() if tag in (_USER, _GROUP_OBJ, _GROUP))
+    if not entries[_OTHER, _NO_ID] and not any(bits & ~(_SEARCH if tag == _USER else 0) for tag, bits in permitted):
+        return ""
+    # With an ACL, chmod 700 would take the right of the guest.
+    return f"setfacl -m g::-,o::- {directory}" if (_MASK, _NO_ID) in entries else f"chmod 700 {directory}"
 
 
 def _entries(path: Path) -> dict[tuple[int, int], int]:

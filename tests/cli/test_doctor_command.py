@@ -12,6 +12,8 @@ import pytest
 
 from bonobofs.cli import doctor
 from bonobofs.errors import BonobofsError, UsageError
+from bonobofs.sandbox import host_probe
+from bonobofs.session import mount_setup
 from tests.support.world import bonobofs
 
 NAMES = {
@@ -58,6 +60,35 @@ def test_doctor_refuses_a_state_directory_that_others_can_write(home: Path) -> N
     assert (state["verdict"], f"chmod go-w {home}" in state["remedy"]) == ("fail", True)
     assert bonobofs("doctor").returncode == 1
     assert bonobofs("status").returncode == 1
+
+
+@pytest.mark.root
+def test_a_guest_may_search_the_state_directory(home: Path) -> None:
+    """`chmod 700` would end its session. An entry with more rights, and the mode without an ACL, have a remedy."""
+
+    def state() -> dict[str, str]:
+        report = json.loads(bonobofs("doctor", "--json").stdout)
+        return next(check for check in report["checks"] if check["name"] == "state directory")
+
+    home.chmod(0o750)
+    assert state()["remedy"].endswith(f"; chmod 700 {home}")
+    home.chmod(0o700)
+    guest = mount_setup.Guest("nobody", 65534, 65534)
+    (home / "inside/bin").mkdir(parents=True)
+    mount_setup.permit_directory(home, home / "inside", guest)  # the guest may search the state directory
+    assert stat.S_IMODE(home.stat().st_mode) == 0o710
+    assert state()["verdict"] == "ok"
+    home.chmod(0o714)
+    assert (state()["verdict"], state()["remedy"].endswith(f"; setfacl -m g::-,o::- {home}")) == ("note", True)
+
+
+def test_the_remedy_for_the_sandbox_follows_its_message() -> None:
+    """Python below a directory of root's own is no matter of namespaces."""
+    said = "the sandbox cannot start: bwrap: Can't find source path /root/python: Permission denied"
+    assert host_probe.remedy(said).startswith("the command's user cannot reach /root/python; install Python")
+    assert "cannot reach" not in host_probe.remedy("bwrap: No permissions to create new namespace")
+    (sandbox,) = [one for one in json.loads(bonobofs("doctor", "--json").stdout)["checks"] if one["name"] == "sandbox"]
+    assert "bonobofs doctor" not in sandbox["found"]
 
 
 def test_doctor_reports_a_state_directory_that_cannot_be_created(tmp_path: Path) -> None:
