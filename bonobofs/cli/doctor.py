@@ -25,6 +25,7 @@ from bonobofs.sandbox import network_list
 from bonobofs.session import launcher, mount_setup
 from bonobofs.session.undo_service import limits_of
 from bonobofs.system import syscalls
+from bonobofs.system.paths import is_within
 from bonobofs.undo.image_expiry import places_of, size_text, usage
 
 FEW_FILES: Final = 4096
@@ -270,7 +271,9 @@ def _old_contents() -> Iterator[Check]:
         home = session.home()
     except BonobofsError:
         return  # `_state` says so
-    held = usage(places_of(home))
+    # A directory below the mount of a stopped server would hang.
+    stopped = [one.session.mountpoint for one in session.statuses(home) if one.state is session.SessionState.STOPPED]
+    held = usage(each for each in places_of(home) if not any(is_within(each, path) for path in stopped if path))
     try:
         size = size_text(held.bytes, int(limits_of(home).max_total))
     except BonobofsError as error:

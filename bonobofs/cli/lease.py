@@ -74,6 +74,7 @@ def acquire(
                 session.lease_service.LeaseTerms(
                     shared, seconds, reason, _workspace(workspace, all_workspaces=all_workspaces)
                 ),
+                note,
             )
         )
     say(f"{lease['id']} until {_moment(lease['until'])}")
@@ -91,7 +92,7 @@ def extend(
     """
     holder, seconds = session.lease_service.HolderOption(agent, chain), _seconds(duration)
     extended = _by_the_session(holder, "extend", lease=lease, seconds=seconds) or session.lease_service.as_document(
-        session.lease_service.extend(session.home(), holder, lease, seconds)
+        session.lease_service.extend(session.home(), holder, lease, seconds, note)
     )
     say(f"{extended['id']} until {_moment(extended['until'])}")
 
@@ -108,7 +109,7 @@ def release(lease: LeaseArgument = None, agent: AgentOption = None, chain: Chain
     holder = session.lease_service.HolderOption(agent, chain)
     with waiting("waiting for the live sessions"):
         released = _by_the_session(holder, "release", lease=lease) or session.lease_service.as_document(
-            session.lease_service.release(session.home(), holder, lease)
+            session.lease_service.release(session.home(), holder, lease, note)
         )
     say(f"{released['id']} is released")
 
@@ -153,6 +154,7 @@ def import_(
         session.home(),
         list(starmap(session.lease_service.ImportedLock, locks)),
         _workspace(workspace, all_workspaces=all_workspaces),
+        note,
     )
     for each in acquired:
         say(f"{each.id} for {each.holder}: {', '.join(each.patterns)}, until {_moment(each.until.isoformat())}")

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from time import monotonic
+from typing import Any, Final, NamedTuple
 
 from bonobofs.errors import BonobofsError, InterruptedWaitError, PolicyError, StateError, UsageError
 from bonobofs.policy.lease_set import UNKNOWN, LeaseSet, compile_leases
@@ -20,7 +21,8 @@ from bonobofs.state.heartbeats import LiveSession
 from bonobofs.state.lease_follower import leases_in_effect
 from bonobofs.state.leases import DAY, Lease, LeaseChange, LeaseRequest
 from bonobofs.state.session_rows import Holder
-from bonobofs.state.sessions import Session, lives, load_all
+from bonobofs.state.sessions import Session, lives, load, load_all
+from bonobofs.system.processes import is_stopped
 
 
 class HolderOption(NamedTuple):
@@ -39,7 +41,19 @@ class LeaseTerms(NamedTuple):
     workspace: Path | None = None
 
 
-def acquire(home: Path, holder: HolderOption | Holder, patterns: list[str], terms: LeaseTerms) -> Lease:
+_PATIENCE: Final = 5.0
+
+OnLate = Callable[[str], None]
+"""Called once with a message if live sessions have not acknowledged a change of leases after _PATIENCE seconds."""
+
+
+def acquire(
+    home: Path,
+    holder: HolderOption | Holder,
+    patterns: list[str],
+    terms: LeaseTerms,
+    on_late: OnLate | None = None,
+) -> Lease:
     """Acquire a lease and return when every live session enforces it.
 
     A new agent is registered. Raises UsageError, ForbiddenError, StateError. After an interrupt or a database error
@@ -57,7 +71,7 @@ def acquire(home: Path, holder: HolderOption | Holder, patterns: list[str], term
         request = LeaseRequest(
             _holder(database, holder), tuple(patterns), terms.shared, terms.seconds, terms.reason, workspace
         )
-        return _await_sessions(database, leases.acquire(database, request, patterns_meet), "granted")
+        return _await_sessions(home, database, leases.acquire(database, request, patterns_meet), "granted", on_late)
 
 
 def workspace_around(home: Path, directory: Path) -> Path:
@@ -74,17 +88,21 @@ def workspace_around(home: Path, directory: Path) -> Path:
     raise UsageError(f"{directory} is in no workspace that was mounted before; give --workspace DIR")
 
 
-def _await_sessions(database: Database, change: LeaseChange, result: str) -> Lease:
+def _await_sessions(home: Path, database: Database, change: LeaseChange, result: str, on_late: OnLate | None) -> Lease:
     """Return the lease when every live session has acknowledged the change."""
     late: list[LiveSession] = []
+    reporters, report_at = [on_late] if on_late is not None else [], monotonic() + _PATIENCE
 
     def note_late(present: list[LiveSession]) -> None:
         late[:] = present
+        if reporters and monotonic() > report_at:
+            names = ", ".join(_late_name(home, session) for session in late)
+            reporters.pop()(f"the lease {change.lease.id} is {result}, and this command waits for {names}")
 
     try:
         leases.wait(database, change.generation, on_wait=note_late)
     except (StateError, KeyboardInterrupt) as error:
-        names = ", ".join(f"{session.agent} on {session.host} in {session.source}" for session in late)
+        names = ", ".join(_late_name(home, session) for session in late)
         message = (
             f"the lease {change.lease.id} is {result}, but these sessions may not enforce it yet: "
             f"{names or 'not known'}; bonobofs status shows the sessions that cannot read the leases"
@@ -93,6 +111,14 @@ def _await_sessions(database: Database, change: LeaseChange, result: str) -> Lea
             raise InterruptedWaitError(message) from None
         raise StateError(f"{error}; {message}") from error
     return change.lease
+
+
+def _late_name(home: Path, late: LiveSession) -> str:
+    """Return agent, host and source of a session, and the remedy if a signal has stopped its server."""
+    made = load(home, late.id)
+    pid = made.pid if made is not None and lives(made) else None
+    stopped = f" (its server is stopped; let it continue: kill -CONT {pid})" if pid and is_stopped(pid) else ""
+    return f"{late.agent} on {late.host} in {late.source}{stopped}"
 
 
 def _source(home: Path, directory: Path) -> str:
@@ -113,20 +139,22 @@ def _source(home: Path, directory: Path) -> str:
     return str(check_workspace(directory))
 
 
-def extend(home: Path, holder: HolderOption | Holder, lease: str | None, seconds: float) -> Lease:
+def extend(
+    home: Path, holder: HolderOption | Holder, lease: str | None, seconds: float, on_late: OnLate | None = None
+) -> Lease:
     """Set the end of a lease to `seconds` from now. `lease` is its UUID; None: the lease of the holder.
 
     Like `acquire`, it waits for every live session.
     """
-    return _change(home, holder, lease, partial(leases.extend, seconds=seconds), "extended")
+    return _change(home, holder, lease, partial(leases.extend, seconds=seconds), "extended", on_late)
 
 
-def release(home: Path, holder: HolderOption | Holder, lease: str | None) -> Lease:
+def release(home: Path, holder: HolderOption | Holder, lease: str | None, on_late: OnLate | None = None) -> Lease:
     """Release a lease. `lease` is its UUID; None: the lease of the holder.
 
     Like `acquire`, it waits for every live session.
     """
-    return _change(home, holder, lease, leases.release, "released")
+    return _change(home, holder, lease, leases.release, "released", on_late)
 
 
 def list_leases(home: Path) -> list[Lease]:
@@ -156,14 +184,16 @@ class ImportedLock(NamedTuple):
     reason: str
 
 
-def import_locks(home: Path, locks: list[ImportedLock], workspace: Path | None) -> tuple[list[Lease], list[str]]:
+def import_locks(
+    home: Path, locks: list[ImportedLock], workspace: Path | None, on_late: OnLate | None = None
+) -> tuple[list[Lease], list[str]]:
     """Acquire locks of Choragen, each by its chain. Return the leases, and why others failed."""
     acquired, problems = [], []
     before = {lease.holder.chain: lease.patterns for lease in list_leases(home) if not lease.origin}
     for lock in locks:
         terms = LeaseTerms(seconds=lock.seconds, reason=lock.reason, workspace=workspace)
         try:
-            acquired.append(acquire(home, HolderOption(lock.agent, lock.chain), lock.patterns, terms))
+            acquired.append(acquire(home, HolderOption(lock.agent, lock.chain), lock.patterns, terms, on_late))
         except BonobofsError as error:
             problems.append(f"line {lock.line}: {lock.chain}: {error}")
             continue
@@ -174,17 +204,22 @@ def import_locks(home: Path, locks: list[ImportedLock], workspace: Path | None) 
 
 
 def _change(
-    home: Path, option: HolderOption | Holder, lease: str | None, change: Callable[..., LeaseChange], result: str
+    home: Path,
+    option: HolderOption | Holder,
+    lease: str | None,
+    change: Callable[..., LeaseChange],
+    result: str,
+    on_late: OnLate | None,
 ) -> Lease:
     with Database.open(home) as database:
         if lease is not None:
             by = None if option == HolderOption() else _holder(database, option)
-            return _await_sessions(database, change(database, lease, by=by), result)
+            return _await_sessions(home, database, change(database, lease, by=by), result, on_late)
         holder = _holder(database, option)
         own = [each for each in leases.list_leases(database) if each.holder.key == holder.key and not each.origin]
         if not own:
             raise UsageError(f"{holder} holds no lease; see bonobofs lease list")
-        return _await_sessions(database, change(database, own[0].id, by=holder), result)
+        return _await_sessions(home, database, change(database, own[0].id, by=holder), result, on_late)
 
 
 def as_document(lease: Lease) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from bonobofs.cli import doctor
 from bonobofs.errors import BonobofsError, UsageError
 from bonobofs.sandbox import host_probe
 from bonobofs.session import mount_setup
-from tests.support.world import bonobofs
+from tests.support.observe import stopped
+from tests.support.world import ALLOW_ALL, Mounted, bonobofs
 
 NAMES = {
     "kernel",
@@ -60,6 +61,16 @@ def test_doctor_refuses_a_state_directory_that_others_can_write(home: Path) -> N
     assert (state["verdict"], f"chmod go-w {home}" in state["remedy"]) == ("fail", True)
     assert bonobofs("doctor").returncode == 1
     assert bonobofs("status").returncode == 1
+
+
+def test_doctor_does_not_wait_for_a_stopped_server(mounted: Mounted, tmp_path: Path) -> None:
+    """The source of another session lies in its mount."""
+    (tmp_path / "outer/inner").mkdir(parents=True)
+    mounted(policy=ALLOW_ALL, source=tmp_path / "outer/inner").umount()
+    outer = mounted(policy=ALLOW_ALL, source=tmp_path / "outer", mountpoint=tmp_path / "outer")
+    with stopped(outer.pid):
+        report = json.loads(bonobofs("doctor", "--json").stdout)
+    assert report["ok"] is True
 
 
 @pytest.mark.root

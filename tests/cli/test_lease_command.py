@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -188,6 +189,23 @@ def test_an_interrupted_acquire_reports_the_granted_lease(mounted: Mounted) -> N
     assert said.startswith(f"bonobofs: the lease {lease['id']} is granted, but these sessions may not enforce it yet: ")
     assert f"ann on {os.uname().nodename} in {world.source}" in said
     assert listed() == [lease]
+
+
+def test_a_session_whose_server_is_stopped_is_named(mounted: Mounted) -> None:
+    """After five seconds `acquire` names it and the remedy, and returns when the server continues."""
+    register("bob")
+    world = mounted(policy=ALLOW_ALL, agent="ann")
+    command = [sys.executable, "-m", "bonobofs", "lease", "acquire", "--all-workspaces", "--agent", "bob", "docs/**"]
+    with stopped(world.pid):
+        acquiring = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+        assert acquiring.stderr is not None
+        assert select.select([acquiring.stderr], [], [], 60)[0], "it says nothing"
+        said = acquiring.stderr.readline()
+        assert acquiring.poll() is None
+    with acquiring:
+        assert acquiring.wait(60) == 0
+    assert f"waits for ann on {os.uname().nodename} in {world.source} (its server is stopped" in said
+    assert f"kill -CONT {world.pid}" in said
 
 
 def test_an_unreadable_file_is_a_one_line_error(home: Path, tmp_path: Path) -> None:
