@@ -16,9 +16,8 @@ import pytest
 from bonobofs import session
 from tests.attacks.attack import CONTENT
 from tests.attacks.ground import build
-from tests.support.syscalls import make, opened, read
 from tests.support.observe import out_of_band
-from tests.support.syscalls import make, read
+from tests.support.syscalls import make, opened, read
 from tests.support.users import outcome, run_in_child
 from tests.support.wait import until
 from tests.support.world import ALLOW_ALL, Mounted, bonobofs

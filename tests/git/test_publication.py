@@ -11,14 +11,11 @@ import pytest
 
 from bonobofs.ipc.client import call
 from tests.git.conftest import FREE, Publishing, PublishingMaker
+from tests.git.desks import Desk
 from tests.support.commands import bonobofs
 from tests.support.observe import out_of_band
 from tests.support.repositories import Repo
 from tests.support.wait import until
-import pytest
-
-from tests.git.conftest import FREE, Publishing, PublishingMaker
-from tests.git.desks import Desk
 
 SEVERAL = (
     "rebase -q main",
@@ -88,6 +85,8 @@ def test_a_refused_path_adds_no_line_to_the_output_of_git(publishing: Publishing
     assert "kept/a\ufffdbonobofs: \ufffd[31mb:" in refused
     pushed = one.push("aidlc/x", code=1)
     assert "kept/a\ufffdbonobofs: \ufffd[31mb:" in pushed
+
+
 def _work(publishing: PublishingMaker) -> Publishing:
     """Commits of the agent on aidlc/x and aidlc/picks, patches, and a main that has moved."""
     one = publishing(policy=FREE + '[git]\nmessage_pattern = "."\n')
@@ -181,6 +180,8 @@ def test_switches_are_no_external_changes(publishing: PublishingMaker) -> None:
     one.source.write("beside.md", "written beside the mount\n")
     until(lambda: "beside.md" in out_of_band(one.world), "the external change is recorded")
     assert [path for path in out_of_band(one.world) if path.startswith(".git/")] == []
+
+
 def test_a_session_follows_a_commit_of_the_operator_in_its_work_tree(publishing: PublishingMaker) -> None:
     """As the refusal says. A rebase would overwrite files that the operator's commit has made in the work tree."""
     one = publishing()
