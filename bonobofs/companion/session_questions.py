@@ -27,6 +27,8 @@ from bonobofs.state.question_files import (
 _INTERVAL: Final = 0.2
 """Seconds between two checks of answers.json, and between two writes of questions.json."""
 _MOST_STORED: Final = 1000
+_ARRIVAL_SECONDS: Final = 2.0
+"""Seconds for which `wait` waits for the question itself."""
 LONGEST_WAIT: Final = 3600.0
 """Seconds for which one call waits for an answer."""
 
@@ -122,6 +124,7 @@ class SessionQuestions:
             else:
                 return
             question.last, question.tool, question.details = now, asked["tool"], asked["details"]
+            self._changed.notify_all()
         self._is_dirty = True
 
     def _make_room(self) -> bool:
@@ -142,12 +145,14 @@ class SessionQuestions:
         """
         deadline = monotonic() + min(max(0.0, seconds), LONGEST_WAIT)
         with self._changed:
+            # The mount sends the question of a refusal after the refusal itself.
+            self._changed.wait_for(lambda: number in self._found.questions, _ARRIVAL_SECONDS)
             while True:
                 question = self._found.questions.get(number)
                 if question is None:
                     raise UsageError(
-                        f"this session has no question {number}; make the change first, and at most {MOST_OPEN} "
-                        "questions of a session wait for an answer"
+                        f"this session has no question {number}; make the change first: a refusal stores its question. "
+                        f"A session with {MOST_OPEN} open questions stores no more"
                     )
                 answer, state = self._found.answer_of(question), self._found.state_of(question)
                 left = deadline - monotonic()

@@ -20,6 +20,7 @@ import pytest
 
 from bonobofs.errors import StateError, UsageError
 from bonobofs.ipc.client import call
+from bonobofs.policy.answers import WRITE, question_id
 from bonobofs.state.home import inside_directory, session_directory
 from bonobofs.state.question_files import MOST_OPEN, give_answer, read_questions
 from tests.support.commands import bonobofs, environment
@@ -161,6 +162,19 @@ def test_the_agent_waits_for_the_answer_in_one_call(world: World) -> None:
     assert bonobofs("ask", "wait", number).returncode == 0
     with pytest.raises(UsageError, match="no question q-0000000000"):
         call(directory, "ask.wait", question="q-0000000000", seconds=0)
+
+
+def test_the_agent_can_wait_before_the_session_has_the_question(world: World) -> None:
+    """The agent may have the refusal before the session has its question."""
+    directory = inside_directory(world.home, world.session.session)
+    number = question_id(world.session.session, WRITE, "ci/a.yml")
+    got: list[dict[str, Any]] = []
+    waiter = threading.Thread(target=lambda: got.append(call(directory, "ask.wait", question=number, seconds=0)))
+    waiter.start()
+    call(directory, "whoami")  # the session has the first call, too
+    assert not write(world, "ci/a.yml")
+    waiter.join(60)
+    assert [(each["path"], each["state"]) for each in got] == [("ci/a.yml", "open")]
 
 
 def test_wait_without_an_answer_exits_with_75_and_after_a_no_with_77(world: World) -> None:
