@@ -15,7 +15,7 @@ from pathlib import Path
 from time import CLOCK_BOOTTIME, clock_gettime
 from typing import Any, Final
 
-from bonobofs.errors import StateError, UsageError
+from bonobofs.errors import PolicyError, StateError, UsageError
 from bonobofs.policy.answers import REMOVE, WRITE, question_id
 from bonobofs.policy.pattern import Matcher, parse
 from bonobofs.state.home import read_document, session_directory, write_document
@@ -182,7 +182,7 @@ def give_answer(  # noqa: PLR0913 - the fields of an answer
     seconds: float | None = None,
     note: str = "",
 ) -> Questions:
-    """Answer a question. UsageError: it is answered already, or the pattern does not match its path. PolicyError."""
+    """Answer a question. UsageError: it is answered already, or the pattern is invalid or does not match its path."""
     until = "" if seconds is None else now_text(seconds)
     expires_at = clock_gettime(CLOCK_BOOTTIME) + (seconds if seconds is not None else 3e9)
 
@@ -207,7 +207,11 @@ def give_answer(  # noqa: PLR0913 - the fields of an answer
             by,
             policy,
         )
-        if not answer.matches(question):
+        try:
+            is_covered = answer.matches(question)
+        except PolicyError as error:
+            raise UsageError(f"{pattern!a} is not a valid pattern: {error}") from None
+        if not is_covered:
             raise UsageError(
                 f"the pattern {pattern} does not match {question.path}, so the answer would change nothing"
             )

@@ -137,6 +137,9 @@ def test_a_pattern_that_misses_the_question_is_refused(world: World) -> None:
     done = bonobofs("ask", "allow", number, "--pattern", "docs/**")
     assert done.returncode == 2
     assert "does not match ci/a.yml" in done.stderr
+    invalid = bonobofs("ask", "allow", number, "--pattern", "ci/[")
+    assert invalid.returncode == 2
+    assert "'ci/[' is not a valid pattern" in invalid.stderr
     assert not write(world, "ci/a.yml")
 
 
