@@ -423,7 +423,8 @@ def _size(found: _Found) -> int | None:
 
 def _lines(found: _Found) -> Iterator[str]:
     question, size = found.question, _size(found)
-    yield f"question  {question.question}, {found.state}, {question.count} refusals, the last at {question.last[:19]}"
+    refusals = f"{question.count} refusal{'' if question.count == 1 else 's'}"
+    yield f"question  {question.question}, {found.state}, {refusals}, the last at {question.last[:19]}"
     yield f"change    {question.operation} {question.path} ({question.effect})"
     yield f"file      {'does not exist' if size is None else f'{size:,} bytes'} in {found.status.session.source}"
     yield f"rule      {question.rule}"

@@ -138,7 +138,8 @@ def _notes(entry: session.SessionStatus) -> list[str]:
     if entry.observes:
         notes.append(f"{where}: observes: what the rules refuse is made and recorded")
     if entry.state in session.SERVED and (questions := open_questions(session.home(), entry.session.session)):
-        notes.append(f"{where}: {questions} questions wait for an answer: bonobofs ask list")
+        what = "1 question waits" if questions == 1 else f"{questions} questions wait"
+        notes.append(f"{where}: {what} for an answer: bonobofs ask list")
     if entry.leases is not None:
         notes.append(f"{where}: the leases are unknown, so every change of the source is refused: {entry.leases}")
     if entry.caches is not None:

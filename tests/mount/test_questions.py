@@ -77,7 +77,7 @@ def answered(*arguments: str) -> str:
 
 def test_a_change_is_refused_until_the_operator_allows_it(world: World) -> None:
     number = question(world, "ci/a.yml")
-    assert "1 questions wait" in bonobofs("status").stdout
+    assert "1 question waits for an answer" in bonobofs("status").stdout
     assert (world.source / "ci/a.yml").read_text() == "old"
     assert "old" not in answered("show", number)
     assert "allowed, write ci/a.yml" in answered("allow", number, "--note", "as we said")
