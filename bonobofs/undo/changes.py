@@ -202,8 +202,11 @@ class Change(NamedTuple):
 
 
 def _times(text: object) -> tuple[int, int] | None:
-    words = text.split(" ") if isinstance(text, str) else []
-    return (int(words[0]), int(words[1])) if len(words) == 2 and all(map(str.isdecimal, words)) else None
+    try:
+        before, after = map(int, str(text).split(" "))
+    except ValueError:
+        return None
+    return before, after
 
 
 def change_id(session: str, seq: int) -> str:

@@ -71,6 +71,21 @@ def test_what_a_shell_did_is_taken_back(own_place: MakePlace, tmp_path: Path) ->
     assert (place.path / "src/app.py").read_text() == "print('one')\n"
 
 
+def test_a_directory_of_before_1970_gets_its_time_back(own_place: MakePlace, tmp_path: Path) -> None:
+    """Negative times are no conflict, whether the agent or the user has set them."""
+    source = _source(tmp_path)
+    (source / "old").mkdir()
+    os.utime(source / "old", ns=(-(10**18), -(10**18) - 5))
+    before = state_of(source)
+    place = own_place()
+    os.utime(place.path / "src", ns=(-(10**16), -(10**16) - 7))
+    for name in ("old/new", "src/new"):
+        (place.path / name).write_text("x")
+    result = undo(place, agent="alice")
+    assert (result["conflicts"], result["failures"]) == ([], [])
+    assert state_of(source) == before
+
+
 def test_a_sparse_file_stays_sparse(own_place: MakePlace, tmp_path: Path) -> None:
     """A disk image of 32 MiB that takes 8 KiB does not fill the disk when it returns."""
     sparse = _source(tmp_path) / "image"
