@@ -45,6 +45,7 @@ from bonobofs.system.paths import (
     Name,
     is_within,
     leads_to,
+    regular_file,
     remove_file,
     remove_tree,
     rename_to_free,
@@ -236,18 +237,21 @@ class IntegrityCheck:
         for name, content in self.contents.items():
             (directory / "contents" / name).write_bytes(content)
         plain = {"root": self.root, "directories": self.directories, "before": as_plain(self.before)}
-        _write_whole(directory / "snapshot.json", json.dumps(plain).encode())
+        _write_whole(directory / "snapshot.json", json.dumps({**plain, "sha256": _digest(plain)}).encode())
 
     @classmethod
     def load(cls, directory: Path) -> IntegrityCheck:
         """Return the check that `save` wrote. FileNotFoundError: there is none. IntegrityError: it is damaged."""
         try:
-            plain = json.loads((directory / "snapshot.json").read_bytes())
+            with open(directory / "snapshot.json", "rb", opener=regular_file) as file:
+                plain = json.loads(file.read())
+            if plain.pop("sha256") != _digest(plain):
+                raise ValueError("its content was changed")
             before = from_plain(plain["before"])
             return cls(plain["root"], plain["directories"], snapshot=(directory / "contents", before))
         except FileNotFoundError:
             raise
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, UsageError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError) as error:
             problem = f"cannot be read: {error_text(error)}" if isinstance(error, OSError) else "is damaged"
             raise IntegrityError(
                 f"{directory}/snapshot.json {problem}; remove the directory {directory}, or select another snapshot "
@@ -324,6 +328,11 @@ def _write_whole(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _digest(plain: dict[str, Any]) -> str:
+    """Return the SHA-256 of a snapshot without its `sha256`, in hex."""
+    return sha256(json.dumps(plain).encode()).hexdigest()
 
 
 def _checked(directory: str) -> str:

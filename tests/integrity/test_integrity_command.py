@@ -187,6 +187,54 @@ def test_a_damaged_snapshot_is_an_error_and_no_older_one_is_used(root: Path, hom
     assert bonobofs("integrity", "verify", cwd=root).returncode == 0
 
 
+def _snapshot_of(home: Path) -> Path:
+    (directory,) = (home / "integrity").iterdir()
+    return directory / "snapshot.json"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("company.yml", "companx.yml"),
+        ('"okrs/company.yml"', '"src/company.yml"'),
+        ('["okrs"]', '"okrs"'),
+        ('"before": {', '"before": {}, "other": {'),
+        ('"file", 4', '"file", 1' + 40 * "0" + "4"),
+        ("company", r"\ud800"),
+        (', "sha256": "', ', "sha255": "'),
+    ],
+)
+def test_a_changed_byte_of_a_snapshot_is_an_error_and_reverts_nothing(
+    root: Path, home: Path, old: str, new: str
+) -> None:
+    (root / "okrs/plan.yml").write_text("plan\n")
+    (root / "okrs/company.yml").chmod(0o600)
+    assert bonobofs("integrity", "snapshot", cwd=root).returncode == 0
+    snapshot = _snapshot_of(home)
+    text = snapshot.read_text()
+    assert old in text
+    snapshot.write_text(text.replace(old, new))
+    for command in ("verify", "revert"):
+        ran = bonobofs("integrity", command, cwd=root)
+        assert ran.returncode == 1
+        assert f"{snapshot} is damaged" in ran.stderr
+    assert sorted(os.listdir(root / "okrs")) == ["company.yml", "plan.yml"]
+    assert not (root / "src").exists()
+    assert alerts() == []
+
+
+def test_a_snapshot_that_cannot_be_parsed_or_is_a_fifo_is_an_error(root: Path, home: Path) -> None:
+    assert bonobofs("integrity", "snapshot", cwd=root).returncode == 0
+    snapshot = _snapshot_of(home)
+    snapshot.write_text("[" * 100_000)
+    assert f"{snapshot} is damaged" in bonobofs("integrity", "revert", cwd=root).stderr
+    snapshot.unlink()
+    os.mkfifo(snapshot)
+    ran = bonobofs("integrity", "verify", cwd=root)
+    assert ran.returncode == 1
+    assert f"{snapshot} cannot be read: it is not a regular file" in ran.stderr
+
+
 def test_a_snapshot_that_was_not_completed_is_not_used(root: Path, home: Path) -> None:
     assert bonobofs("integrity", "snapshot", cwd=root).returncode == 0
     (made,) = (home / "integrity").iterdir()
