@@ -47,6 +47,7 @@ from bonobofs.state.sqlite_file import (
     check_version,
     connect,
     migration_lock,
+    remedy,
     sqlite_path,
     unusable,
     waiting_turn,
@@ -173,8 +174,9 @@ class Database:
         try:
             yield
         except (SQLAlchemyError, UnicodeError) as error:
-            remedy = f"backups are in {self.home / 'backups'}" if self.is_sqlite else "is the server running?"
-            raise unusable(self.name, error, remedy) from error
+            path = Path(self.url.database or "")
+            advice = remedy(error, path, self.home) if self.is_sqlite else "is the server running?"
+            raise unusable(self.name, error, advice) from error
 
     def _prepare(self) -> None:
         if self.revision() is None:

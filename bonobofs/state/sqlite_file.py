@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
-from bonobofs.errors import StateError
+from bonobofs.errors import BonobofsError, StateError, UsageError
 from bonobofs.system.locks import locked
 
 REVISION: Final = "0001"
@@ -29,6 +29,10 @@ CLOCK: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 _VERSION: Final = "SELECT version_num, EXISTS (SELECT 1 FROM counters WHERE name = ?) FROM schema_version"
 _OF_DATABASE: Final = frozenset({"BONOBOFS_DATABASE", "HOME", "KRB5CCNAME"})
 _BUSY_SECONDS: Final = 10.0
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+"""Result codes of SQLite. SQLITE_ERROR: a table is missing."""
+_LITTLE_SPACE: Final = 1 << 16
+"""Bytes below which SQLite cannot create its shared memory, which it reports as an I/O error."""
 _SQLITE_URL: Final = re.compile(r"sqlite:///(/[^?#]+)")
 _BYTE: Final = re.compile("[\udc80-\udcff\\\\]")
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|(\\))")
@@ -104,7 +108,7 @@ class SqliteFile:
         try:
             yield
         except (sqlite3.Error, UnicodeError) as error:
-            raise unusable(self.name, error, f"backups are in {self._home / 'backups'}") from error
+            raise unusable(self.name, error, remedy(error, Path(self._path), self._home)) from error
 
     def _connected(self) -> sqlite3.Connection:
         file = check_sqlite_file(self._path)
@@ -194,9 +198,28 @@ def _locked(path: str, *, shared: bool) -> Iterator[None]:
         yield
 
 
-def unusable(database: str, error: Exception, remedy: str) -> StateError:
-    """Return the StateError for an error of the database's driver."""
+def unusable(database: str, error: Exception, remedy: str) -> BonobofsError:
+    """Return the StateError for an error of the database's driver; a UsageError for an argument that is no text."""
+    if isinstance(error, UnicodeEncodeError):
+        return UsageError(f"{error.object!a} is not UTF-8, and the database has only UTF-8; correct the argument")
     return StateError(f"the database {database} cannot be used: {driver_text(error)}; {remedy}")
+
+
+def remedy(error: Exception, path: Path, home: Path) -> str:
+    """Return what to do after an error of SQLite. A backup helps only if the content of the database is damaged."""
+    code = getattr(getattr(error, "orig", error), "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if code in _DAMAGED:
+        backups = home / "backups"
+        return f"backups are in {backups}" if backups.is_dir() else "it is damaged, and there is no backup"
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError as failure:
+        return f"{path.parent}: {failure.strerror}"
+    if disk.f_flag & os.ST_RDONLY:
+        return f"the file system of {path.parent} is read-only; remount it writable"
+    if code == sqlite3.SQLITE_FULL or disk.f_bavail * disk.f_bsize < _LITTLE_SPACE:
+        return f"the disk of {path.parent} is full; free some space"
+    return "another process holds it; try again" if code == sqlite3.SQLITE_BUSY else f"check the disk of {path.parent}"
 
 
 def driver_text(error: Exception) -> str:

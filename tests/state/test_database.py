@@ -189,6 +189,33 @@ def test_a_full_disk_refuses_changes(
         refuses_while(world, database, harm)
 
 
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("harm", "advice"), [(full, "is full; free some space"), (read_only, "is read-only; remount it writable")]
+)
+def test_the_remedy_of_a_full_or_read_only_disk_is_no_backup(
+    small: Path, monkeypatch: pytest.MonkeyPatch, harm: Harm, advice: str
+) -> None:
+    """A restored backup would lose what the database has."""
+    monkeypatch.setenv("BONOBOFS_HOME", str(small))
+    with Database.open(session.home()) as database:
+        (small / "backups").mkdir()
+        for name in ("bonobofs.db.lock", "bonobofs.db.turn"):
+            (small / name).touch(0o600)
+    with harm(database):
+        for command in (("agent", "list"), ("lease", "list")):
+            failed = bonobofs(*command)
+            assert failed.returncode == 1, failed.stdout
+            assert ("backups" in failed.stderr, advice in failed.stderr) == (False, True), failed.stderr
+
+
+def test_backups_are_named_for_damage_if_there_are_some(home: Path) -> None:
+    with Database.open(home) as database, damaged(database):
+        assert "and there is no backup" in bonobofs("agent", "list").stderr
+        (home / "backups").mkdir()
+        assert f"backups are in {home}/backups" in bonobofs("agent", "list").stderr
+
+
 def test_a_session_missing_in_the_database_is_refused(mounted: Mounted, database: Database) -> None:
     """For instance after a restored backup: lease requests would not wait for the session."""
     world = mounted(policy=ALLOW_ALL)
