@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from bonobofs import session
 from bonobofs.cli.actor import ActingAs, AgentOption, PolicyOption, RoleOption
 from bonobofs.cli.options import Argument, Group, Option
-from bonobofs.cli.output import document, note, say
+from bonobofs.cli.output import document, say
 from bonobofs.errors import GitError
 from bonobofs.git.session_git import GitExitError, SessionGit
 
@@ -43,8 +43,6 @@ def _acting(identity: ActingAs, issue: str | None = None) -> Iterator[GitGuard |
         try:
             yield SessionGit(called.directory / "bin/git", issue or called.issue)
         except GitExitError as error:
-            if error.message:
-                note(error.message)
             raise SystemExit(error.status) from None
         return
     from bonobofs.git.git_guard import GitGuard  # noqa: PLC0415 - loads libgit2

@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Final
 
 from bonobofs.errors import GitError, UsageError
+from bonobofs.git import branch_rules
 from bonobofs.policy.decision import Refused
-
-_DIRTY: Final = "The working tree has uncommitted changes. Commit or stash them."
+from bonobofs.policy.request import Operation
 
 
 class GitExitError(Exception):
-    """The program ended with an exit status other than 0. `message`: what it has not written itself."""
+    """The program ended with an exit status other than 0."""
 
-    def __init__(self, status: int, message: str = "") -> None:
-        super().__init__(status, message)
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
         self.status: Final = status
-        self.message: Final = message
 
 
 class SessionGit:
@@ -32,7 +31,7 @@ class SessionGit:
         self._issue: Final = issue
 
     def run(self, *arguments: str, quiet: bool = False) -> int:
-        """Run it, and return its exit status."""
+        """Run it, and return its exit status. `quiet`: drop its output."""
         output = subprocess.DEVNULL if quiet else None
         return subprocess.run([self.program, *arguments], check=False, stdout=output, stderr=output).returncode
 
@@ -47,14 +46,14 @@ class SessionGit:
             raise GitExitError(status)
 
     def check_clean(self) -> None:
-        """GitExitError, with the status of a refusal: a tracked file differs from HEAD."""
+        """Refused: a tracked file differs from HEAD."""
         if self.run("diff", "--quiet", "HEAD", quiet=True):
-            raise GitExitError(Refused.exit_code, _DIRTY)
+            raise Refused(branch_rules.CLEAN.of(Operation.CHECKOUT_BRANCH))
 
     def branch(self, name: str, base: str, *, checkout: bool = False) -> None:
         """Create a branch, and check it out with `checkout`. Uncommitted changes stay if `base` is at HEAD.
 
-        GitExitError: also if `base` is another commit and the work tree has uncommitted changes.
+        GitExitError. Refused: `base` is another commit, and the work tree has uncommitted changes.
         """
         if not checkout:
             self.demand("branch", name, base)
@@ -64,7 +63,7 @@ class SessionGit:
         self.demand("checkout", "-b", name, base, "--")
 
     def checkout(self, name: str) -> None:
-        """Check out a branch. GitExitError: also if the work tree has uncommitted changes."""
+        """Check out a branch. GitExitError. Refused: the work tree has uncommitted changes."""
         self.check_clean()
         self.demand("checkout", name, "--")
 
@@ -78,7 +77,7 @@ class SessionGit:
     def merge(self, source: str, target: str | None, strategy: str) -> None:
         """Merge a branch into `target`, by default into HEAD. `strategy`: merge or squash.
 
-        GitError: there are conflicts, which `paths` lists, and nothing was changed. GitExitError, UsageError.
+        GitError: there are conflicts, which `paths` lists, and nothing was changed. GitExitError, Refused, UsageError.
         """
         if strategy not in ("merge", "squash"):
             raise UsageError(f"there is no merge strategy {strategy!r}: use merge or squash")
@@ -91,15 +90,18 @@ class SessionGit:
             self._merge_into_head(source, squash=strategy == "squash")
         finally:
             if elsewhere:
-                self.run("checkout", "--quiet", before, "--")
+                self.run("checkout", "--quiet", before, "--", quiet=True)
 
     def _merge_into_head(self, source: str, *, squash: bool) -> None:
-        if self.run("merge", *(["--squash"] if squash else ["--no-edit"]), source) == 0:
+        status = self.run("merge", *(["--squash"] if squash else ["--no-edit"]), source)
+        if status == 0:
             if squash and self.run("diff", "--cached", "--quiet", quiet=True):
                 self.demand("commit", "--quiet", "-m", self._with_issue(f"Squash {source}"))
             return
-        conflicts = self.read("diff", "--name-only", "--diff-filter=U").splitlines()
+        conflicts = self.read("diff", "--name-only", "-z", "--diff-filter=U").split("\0")[:-1]
         self.run("reset", "--quiet", "--hard" if squash else "--merge", quiet=True)
+        if not conflicts:
+            raise GitExitError(status)
         raise GitError("git could not merge, and nothing was changed", kind="conflict", paths=conflicts)
 
     def _with_issue(self, message: str) -> str:

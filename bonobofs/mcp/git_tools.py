@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 from bonobofs.errors import GitError, UsageError
@@ -35,10 +36,10 @@ class CapturedGit(SessionGit):
         """What the last program has written."""
 
     def run(self, *arguments: str, quiet: bool = False) -> int:
-        """As `SessionGit.run`. `quiet` makes no difference."""
-        del quiet
+        """As `SessionGit.run`."""
         done = self._program(arguments)
-        self.output = os.fsdecode(done.stderr + done.stdout)
+        if not quiet:
+            self.output = os.fsdecode(done.stderr + done.stdout)
         return done.returncode
 
     def read(self, *arguments: str) -> str:
@@ -71,11 +72,16 @@ class CapturedGit(SessionGit):
         return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
 
+_ONE_AT_A_TIME: Final = Lock()
+"""The tools share one index and one HEAD."""
+
+
 @contextmanager
 def _explained(git: CapturedGit) -> Iterator[None]:
-    """Raise the refusal or the GitError that explains a failed command of the session's git."""
+    """Wait for other tools. Raise the refusal or the GitError that explains a failed command of the session's git."""
     try:
-        yield
+        with _ONE_AT_A_TIME:
+            yield
     except GitExitError as error:
         raise _failure(git, error) from None
 
@@ -85,7 +91,7 @@ def _failure(git: CapturedGit, error: GitExitError) -> Exception:
     for line in git.output.splitlines():
         if error.status == Refused.exit_code and line.startswith('{"cleo_error"'):
             return Refused(_denied(json.loads(line)))
-    text = " ".join((error.message or git.output[-_LONGEST_OUTPUT:]).split())
+    text = " ".join(git.output[-_LONGEST_OUTPUT:].split())
     return GitError(text or f"git ended with exit status {error.status}", kind="failed")
 
 
@@ -108,7 +114,7 @@ def commit(link: SessionLink, arguments: GitCommit) -> Any:
     _plain(*(arguments.files or ()))
     with _explained(git):
         git.commit(arguments.message, arguments.files or ())
-    return git.state()
+        return git.state()
 
 
 def branch(link: SessionLink, arguments: GitBranch) -> Any:
@@ -120,7 +126,7 @@ def branch(link: SessionLink, arguments: GitBranch) -> Any:
             git.branch(arguments.name, arguments.base or "HEAD", checkout=bool(arguments.checkout))
         elif arguments.checkout:
             git.checkout(arguments.name)
-    return git.state()
+        return git.state()
 
 
 def merge(link: SessionLink, arguments: GitMerge) -> Any:
@@ -128,18 +134,23 @@ def merge(link: SessionLink, arguments: GitMerge) -> Any:
     git = CapturedGit(link)
     _plain(arguments.source, arguments.target)
     try:
-        git.merge(arguments.source, arguments.target, arguments.strategy or "merge")
-    except GitExitError as error:
-        raise _failure(git, error) from None
+        with _explained(git):
+            git.merge(arguments.source, arguments.target, arguments.strategy or "merge")
+            return git.state()
     except GitError as error:
-        paths = ", ".join(error.paths[:20]) or git.output[-_LONGEST_OUTPUT:]
-        raise GitError(f"{error}: {paths}", kind=error.kind, paths=error.paths) from None
-    return git.state()
+        if not error.paths:
+            raise
+        raise GitError(f"{error}: {', '.join(error.paths[:20])}", kind=error.kind, paths=error.paths) from None
 
 
 def status(link: SessionLink, _: NoArguments) -> Any:
     """List staged, modified and untracked files."""
     git = CapturedGit(link)
+    with _ONE_AT_A_TIME:
+        return _state_of_files(link, git)
+
+
+def _state_of_files(link: SessionLink, git: CapturedGit) -> dict[str, Any]:
     if git.run("rev-parse", "--git-dir"):
         raise GitError(f"{Path(link.mountpoint)} is no git repository", kind="no-repository")
     staged, modified, untracked = [], [], []
@@ -161,7 +172,7 @@ def diff(link: SessionLink, arguments: GitDiff) -> Any:
     """Return the changes since the last commit as a patch."""
     git = CapturedGit(link)
     _plain(arguments.path)
-    if git.run(*_DIFF, *([] if arguments.path is None else [arguments.path])):
-        raise _failure(git, GitExitError(1))
+    with _explained(git):
+        git.demand(*_DIFF, *([] if arguments.path is None else [arguments.path]))
     cut = "The patch is too long; name one file." if len(git.output) > _LONGEST_PATCH else ""
     return {"patch": git.output[:_LONGEST_PATCH], "cut": cut}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -141,7 +142,7 @@ def test_a_new_branch_takes_uncommitted_changes_along(served: Serve, repository:
     alice = served(policy=POLICY)
     alice.result("write_file", path="docs/a.md", content="two\n")
     refused = alice.refusal("git_branch", name="topic", base="work", checkout=True)
-    assert "uncommitted" in refused["error"]["message"]
+    assert "uncommitted" in refused["reason"]
     assert alice.result("git_branch", name="topic", checkout=True)["branch"] == "topic"
     done = alice.result("git_commit", message="Write two", files=["docs/a.md"])
     assert done["commit"] == repository.git("rev-parse", "topic").strip()
@@ -167,7 +168,29 @@ def test_a_conflict_changes_nothing(served: Serve, repository: Repo) -> None:
     assert "docs/a.md" in error["message"]
     assert alice.result("git_status")["clean"]
     alice.result("write_file", path="docs/a.md", content="dirty\n")
-    assert "uncommitted" in alice.refusal("git_merge", source="one")["error"]["message"]
+    assert "uncommitted" in alice.refusal("git_merge", source="one")["reason"]
+
+
+def test_a_merge_that_cannot_begin_says_why(served: Serve, repository: Repo) -> None:
+    alice = served(policy=POLICY)
+    assert "nope" in alice.refusal("git_merge", source="nope")["error"]["message"]
+    alice.result("write_file", path="docs/new.md", content="new\n")
+    alice.result("git_commit", message="Write it", files=["docs/new.md"])
+    assert alice.refusal("git_merge", source="work", target="main")["code"] == Code.PROTECTED
+
+
+def test_calls_at_once_commit_to_their_branch(served: Serve, repository: Repo) -> None:
+    """A merge into another branch checks it out meanwhile."""
+    repository.git("branch", "release")
+    alice = served(policy=POLICY)
+    for number in range(4):
+        alice.result("write_file", path=f"docs/{number}.md", content="new\n")
+    calls = [("git_commit", {"message": f"Write {number}", "files": [f"docs/{number}.md"]}) for number in range(4)]
+    calls.insert(1, ("git_merge", {"source": "work", "target": "release"}))
+    with ThreadPoolExecutor(len(calls)) as pool:
+        done = [pool.submit(alice.result, tool, **arguments) for tool, arguments in calls]
+    assert {each.result()["branch"] for each in done} == {"work"}
+    assert repository.git("rev-list", "--count", "main..work").strip() == "4"
 
 
 def test_names_are_no_options(served: Serve, repository: Repo) -> None:
