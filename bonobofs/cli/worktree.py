@@ -17,7 +17,7 @@ app = Group(help="Make and remove a work tree and branch of an agent for an issu
 
 @app.command("add")
 def add(
-    issue: Annotated[str, Option("--issue", metavar="ID", help="The issue. Its branch is aidlc/ID.")],
+    issue: Annotated[str, Option("--issue", metavar="ID", help="The issue, which names the branch.")],
     agent: Annotated[str, Option("--agent", metavar="A", help="The agent; a new name needs --new.")],
     role: Annotated[str | None, Option("--role", metavar="R", help="Its role. Default: as for bonobofs mount.")] = None,
     depends_on: Annotated[
@@ -38,7 +38,8 @@ def add(
 ) -> None:
     """Create a worktree for an issue, mount it under the policy, and print its path.
 
-    The branch is created if it is missing. An existing worktree is mounted again.
+    The branch is created if it is missing. An existing worktree is mounted again. The branch is branch_prefix of the
+    policy and the id in lower case, with - for . and _: A_B has the branch a-b, or aidlc/a-b under the preset aidlc.
 
     \b
     Examples:

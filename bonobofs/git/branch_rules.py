@@ -92,6 +92,9 @@ CHECKED_OUT: Final = RuleRefusal(
     "The branch is checked out in another worktree.",
     "Work in that worktree, or on another branch.",
 )
+CURRENT: Final = RuleRefusal(
+    Code.GIT, "git.checked-out", "A branch that is checked out cannot be deleted.", "Switch its work tree away from it."
+)
 STRATEGY: Final = RuleRefusal(
     Code.GIT, "git.strategy", "There is no merge strategy of this name.", "Use the strategy merge or squash."
 )
@@ -264,9 +267,9 @@ def bad_message(rules: BranchRules, why: str) -> RuleRefusal:
     example = (
         "Begin with the issue, as in: [gt-17] Add the functional design."
         if rules.message_pattern == COMMIT_MESSAGE_PATTERN
-        else f"Write a message that matches {rules.message_pattern.pattern}"
+        else f"Write a message that matches `{rules.message_pattern.pattern}`."
     )
-    return RuleRefusal(Code.GIT, "git.message", f"A message {why}.", f"{example} (git commit --amend)")
+    return RuleRefusal(Code.GIT, "git.message", f"A message must {why}.", f"{example} Use `git commit --amend`.")
 
 
 def new_branch(rules: BranchRules, name: str, *, exists: bool = False) -> RuleRefusal | None:
@@ -312,7 +315,7 @@ def message(rules: BranchRules, text: str, issue: str | None) -> str | RuleRefus
 def judge_message(rules: BranchRules, text: str, issue: str | None) -> RuleRefusal | None:
     """Return the refusal of the message of a non-merge commit, or None. The message is not rewritten."""
     if not is_text(text):
-        return bad_message(rules, "is text")
+        return bad_message(rules, "be UTF-8 without NUL")
     text = text[found.end() :] if (found := _AUTOSQUASH.match(text)) else text
     subject = text.partition("\n")[0]
     reverted = _REVERT.fullmatch(subject)
@@ -323,11 +326,11 @@ def judge_message(rules: BranchRules, text: str, issue: str | None) -> RuleRefus
     found = _BRACKETED.match(text)
     if found is not None and rules.message_pattern == COMMIT_MESSAGE_PATTERN:
         if issue is not None and found[1] != issue:
-            return bad_message(rules, "names the issue that it is for, and no other")
+            return bad_message(rules, "name the issue that it is for, and no other")
         if not text[found.end() :].strip():
-            return bad_message(rules, "says what was done, not only for which issue")
+            return bad_message(rules, "say what was done, not only for which issue")
     if not rules.message_pattern.match(text):
-        return bad_message(rules, f"matches {rules.message_pattern.pattern}")
+        return bad_message(rules, f"match `{rules.message_pattern.pattern}`")
     return None
 
 
@@ -441,7 +444,7 @@ def judge_branch(rules: BranchRules, name: str, context: BranchContext) -> RuleR
     if context.publisher not in ("", context.agent):
         return PUBLISHER
     if context.is_checked_out:
-        return CHECKED_OUT
+        return CHECKED_OUT if context.new else CURRENT
     if context.current != context.old:
         return MOVED
     drops = bool(context.current) and not context.is_fast_forward

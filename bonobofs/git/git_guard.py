@@ -321,7 +321,7 @@ class GitGuard(Closing):
                 call.refuse_if(branch_rules.protected(call.rules))
             text = branch_rules.message(call.rules, call.checkout.tidied(message), issue)
             if self._issue is not None and issue_id not in ("", self._issue):
-                text = branch_rules.bad_message(call.rules, "names the issue that it is for, and no other")
+                text = branch_rules.bad_message(call.rules, "name the issue that it is for, and no other")
             if isinstance(text, RuleRefusal):
                 call.refuse_if(text)
             self._check_files(call, paths)

@@ -613,8 +613,9 @@ def _end(running: subprocess.Popen[bytes]) -> None:
 def _described(published: Sequence[Published]) -> str:
     lines = []
     for update in published:
-        count = len(update.commits)
-        change = "deleted" if update.kind is UpdateKind.DELETE else f"{count} commit{'' if count == 1 else 's'}"
+        count = len(update.commits)  # of a tag also commits that a branch has published
+        words = {UpdateKind.DELETE: "deleted", UpdateKind.TAG: "tag"}
+        change = words.get(update.kind, f"{count} commit{'' if count == 1 else 's'}")
         lines.append(f"published {update.ref.split('/', 2)[2]} ({change})")
     return "; ".join(lines)
 

@@ -136,6 +136,19 @@ def test_a_commit_that_is_refused_is_reported_once_by_the_sessions_git(publishin
     assert [denial["rule"] for denial in one.denials()] == ["git.message"]
 
 
+def test_what_git_prints_names_the_fault(publishing: PublishingMaker) -> None:
+    """A message that the pattern does not match, a tag of published commits, and the branch of this work tree."""
+    one = publishing(policy=FREE + '[git]\nmessage_pattern = "x."\n')
+    one.repo.git("switch", "-qc", "aidlc/x")
+    refused = _commit(one, "No", "docs/c.md")
+    assert "A message must match `x.`. Commit: " in refused
+    assert "Write a message that matches `x.`. Use `git commit --amend`." in refused
+    one.repo.git("commit", "-q", "--amend", "-m", "x1")
+    one.repo.git("tag", "t1")
+    assert "published t1 (tag)" in one.push("t1")
+    assert "A branch that is checked out cannot be deleted." in one.push(":aidlc/x", code=1)
+
+
 def test_push_fetch_and_delete_of_a_branch(publishing: PublishingMaker) -> None:
     one = publishing()
     one.repo.git("switch", "-q", "--detach")
