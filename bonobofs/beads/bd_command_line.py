@@ -87,7 +87,8 @@ def parse(arguments: Sequence[str], form: Form) -> Parsed:
         if text.startswith("@"):
             raise UnsupportedCommand("file", f"This is about {text!a}.")
     if not form.least <= len(words) <= form.most:
-        raise UnsupportedCommand("form", f"It has {len(words)} words that are not flags.")
+        takes = f"at least {form.least}" if len(words) < form.least else f"at most {form.most}"
+        raise UnsupportedCommand("form", f"It has {len(words)} words that are not flags, and takes {takes}.")
     return Parsed(tuple(words), {name: tuple(texts) for name, texts in values.items()}, frozenset(switches))
 
 

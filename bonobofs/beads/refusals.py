@@ -137,7 +137,7 @@ UNSUPPORTED: Final = {
     ),
     "form": _refusal(
         "form",
-        "The command has too few or too many words.",
+        "The command lacks a word or a value, or has one too many.",
         "Give the full id of each issue, and the words that bd help shows for the command.",
     ),
     "file": _refusal(

@@ -257,6 +257,11 @@ def test_an_incomplete_command_is_refused(said: str) -> None:
     assert unanswered(*said.split()).rule == "form"
 
 
+def test_a_wrong_number_of_words_is_named() -> None:
+    assert unanswered("close").about == "It has 0 words that are not flags, and takes at least 1."
+    assert unanswered("create", "a", "b").about == "It has 2 words that are not flags, and takes at most 1."
+
+
 words = st.one_of(
     st.sampled_from(sorted({part for name in (*READING, *WRITING) for part in name.split()})),
     st.sampled_from(
