@@ -51,7 +51,7 @@ def find_beads(source: Path, home: Path | None = None) -> Path:
     """Find the `.beads` as `seek_beads` does. Raises BeadsError also if there is none."""
     beads = seek_beads(source, home)
     if beads is None:
-        raise BeadsError(f"{source} has no .beads; run `bd init` there")
+        raise BeadsError(f"{os.path.realpath(source)} has no .beads; run `bd init` there")
     return beads
 
 

@@ -101,7 +101,8 @@ def test_a_role_without_operations_is_refused(issues: Serve) -> None:
 
 
 def test_without_issues_the_tools_say_so(served: Serve) -> None:
-    assert "error" in served(policy=POLICY).refusal("task_list")
+    alice = served(policy=POLICY)
+    assert f"{alice.world.source} has no .beads" in alice.refusal("task_list")["error"]["message"]
 
 
 @pytest.fixture
