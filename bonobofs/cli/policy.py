@@ -62,7 +62,7 @@ def check(file: FileOrPreset, json: JsonOption = False) -> int:
     for line in mistakes or remarks:
         note(line)
     if not mistakes:
-        say(f"{path}: in order, {rules} rule{'' if rules == 1 else 's'}")
+        say(f"{path}: valid, {rules} rule{'' if rules == 1 else 's'}")
     return 1 if mistakes else 0
 
 
