@@ -105,7 +105,7 @@ def _plain(*names: str | None) -> None:
     """UsageError: a name would be an option of git."""
     for name in names:
         if name is not None and (not name or name.startswith("-") or "\0" in name):
-            raise UsageError(f"{name[:64]!a} is no branch, commit or file")
+            raise UsageError(f"the name {name[:64]!a} is invalid: it must not be empty, begin with - or have NUL")
 
 
 def commit(link: SessionLink, arguments: GitCommit) -> Any:

@@ -205,7 +205,8 @@ def test_names_are_no_options(served: Serve, repository: Repo) -> None:
         ("git_branch", {"name": ""}),
     ]
     for tool, arguments in tries:
-        assert alice.refusal(tool, **arguments)["error"]["type"] == "UsageError", tool
+        error = alice.refusal(tool, **arguments)["error"]
+        assert (error["type"], "must not be empty, begin with -" in error["message"]) == ("UsageError", True), tool
     magic = alice.refusal("git_commit", message="m", files=[":/"])["error"]["message"]
     assert "did not match" in magic
     assert "nothing to commit" in alice.refusal("git_commit", message="m")["error"]["message"]
