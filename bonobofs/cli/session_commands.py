@@ -96,6 +96,9 @@ def status(
         document([_as_document(entry, repositories.get(entry.session.session)) for entry in entries])
     else:
         _print_statuses(entries)
+        disk = os.statvfs(home)
+        if entries and disk.f_blocks and not (disk.f_bavail if os.geteuid() else disk.f_bfree):
+            say(f"{home} is on a full disk: while the log cannot be written, each change is refused; free space there")
         for repository in repositories.values():
             say(str(repository))
     return 1 if unreadable or any(entry.unreadable for entry in entries) else 0

@@ -209,7 +209,7 @@ class Enforcer:
     def explain(
         self, request: Request, context: Context, role: str | None = None, head: Head | None = None
     ) -> Permit | Denied:
-        """Return the decision that `why` shows: that of `decide`, or the denial of a change in scratch without room.
+        """Return the decision that `why` shows: that of `decide`, or a denial without room in scratch or in the trail.
 
         `role` replaces the role of the session. `head` is called if the decision depends on the first bytes.
         """
@@ -218,9 +218,13 @@ class Enforcer:
         decision = self._decide(self.policy, agent, request, context)
         if head is not None and isinstance(decision, Permit) and decision.judges_content:
             decision = self._decide(self.policy, agent, request, context._replace(head=head()))
-        if isinstance(decision, Permit) and decision.layer is Layer.SCRATCH:
-            return self.take_space(request) or decision
-        return decision
+        if isinstance(decision, Denied):
+            return decision
+        try:
+            self.trail.flush()
+        except TrailError:
+            return unrecorded(request)
+        return (self.take_space(request) if decision.layer is Layer.SCRATCH else None) or decision
 
     def authorize(  # noqa: PLR0913, PLR0915 - the request, and the fields of its record
         self,

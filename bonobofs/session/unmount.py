@@ -136,7 +136,7 @@ def _wait(home: Path, session: Session, path: Path) -> bool:
     while not processes.wait_for_end(session.pid, session.starttime, _SECONDS_TO_END):
         if was_closed(home, session):
             if not processes.wait_for_end(session.pid, session.starttime, _SECONDS_TO_REMOVE):
-                note_ends(home, [session.session])
+                _note(home, path, [session.session])
             return True
         if not signalled:
             # A copy of the mount, here or in another namespace, keeps the connection: SIGTERM ends it after LINGER.
@@ -153,5 +153,15 @@ def _wait(home: Path, session: Session, path: Path) -> bool:
 def _note_ends(home: Path, path: Path) -> list[Session]:
     """Record the end of each crashed session of this mountpoint, and return these sessions."""
     over = [one for one in read_all(home)[0] if one.mountpoint == str(path) and one.ended is None and not lives(one)]
-    note_ends(home, [one.session for one in over])
+    _note(home, path, [one.session for one in over])
     return over
+
+
+def _note(home: Path, path: Path, names: list[str]) -> None:
+    try:
+        note_ends(home, names)
+    except OSError as error:
+        raise MountError(
+            f"{path} is unmounted, but the end of the session cannot be recorded in {home}: {error.strerror}; remove "
+            "the cause, such as a full disk, and run this again"
+        ) from error

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -108,6 +109,28 @@ def test_without_space_for_the_record_changes_are_refused(mounted: Mounted, sour
     ]
     assert bonobofs("audit", "verify").returncode == 0
     assert world.umount().closed
+
+
+def test_why_status_and_umount_name_a_full_state_directory(mounted: Mounted, source: Path, home: Path) -> None:
+    """The mount is unmounted although its end cannot be recorded. With space again, the same command records it."""
+    build(source)
+    world = mounted()
+    path, why = world.path / "aidlc-docs", "user.bonobofs.why.plan.md"
+    assert json.loads(os.getxattr(path, why))["allowed"]
+    _fill(home / "filler")
+    assert run_in_child(_make_until_refused, world.path)[1] == errno.EIO
+    assert json.loads(os.getxattr(path, why))["code"] == "UNRECORDED"
+    assert f"{home} is on a full disk" in bonobofs("status").stdout
+    world.kill(signal.SIGKILL)  # otherwise the server frees a page, and may have room to end its record
+    failed = bonobofs("umount", world.path)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith(
+        f"bonobofs: {world.path} is unmounted, but the end of the session cannot be recorded"
+    )
+    assert not os.path.ismount(world.path)
+    (home / "filler").unlink()
+    assert bonobofs("umount", world.path).returncode == 0
+    assert "is on a full disk" not in bonobofs("status", "--all").stdout
 
 
 def test_a_full_source_is_reported_and_recorded(mounted: Mounted, tmp_path: Path) -> None:
