@@ -188,7 +188,10 @@ def verify_trail(
             report.status = TrailStatus.OPEN if live else TrailStatus.CRASHED
             return report
         report.status = TrailStatus.GONE
-        message = f"{trail} is missing" if head is not None else f"{trail} is missing, and its head cannot be read"
+        message = f"{trail} is missing"
+        if not os.path.lexists(head_path):
+            message = f"{trail} and its head are missing"
+            report.findings.clear()
         report.findings.insert(0, Finding(session, Damage.TRAIL, None, None, message))
         return report
     except OSError as error:

@@ -242,17 +242,18 @@ def test_every_change_of_the_head_is_found(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("lost", "found"),
     [
-        (["s.jsonl"], [Damage.TRAIL]),
-        (["s.head"], [Damage.HEAD]),
-        (["s.jsonl", "s.head"], [Damage.TRAIL, Damage.HEAD]),
+        (["s.jsonl"], {Damage.TRAIL: "s.jsonl is missing"}),
+        (["s.head"], {Damage.HEAD: "a missing end of the trail cannot be detected"}),
+        (["s.jsonl", "s.head"], {Damage.TRAIL: "s.jsonl and its head are missing"}),
     ],
 )
-def test_a_missing_file_of_a_known_session_is_named(directory: Path, lost: list[str], found: list[Damage]) -> None:
+def test_a_missing_file_of_a_known_session_is_named(directory: Path, lost: list[str], found: dict[Damage, str]) -> None:
     write_trail(directory, "t")
     for name in lost:
         (directory / name).unlink()
     ours, other = verify(directory, expected=["s", "t"])
-    assert [finding.what for finding in ours.findings] == found
+    assert [finding.what for finding in ours.findings] == list(found)
+    assert ours.findings[0].message.endswith(found[ours.findings[0].what])
     assert (ours.session, other.session, other.findings) == ("s", "t", [])
 
 
