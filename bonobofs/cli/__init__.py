@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -59,9 +60,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, Refused):
             _print_error(reason(error))
             return error.exit_code
-        text = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        _print_error(f"unforeseen error: {text}; {_write_diagnostic()}")
+        _print_error((isinstance(error, OSError) and _cause(error)) or _unforeseen(error))
         return 1
+
+
+def _cause(error: OSError) -> str:
+    """Return the message for standard output, a working directory or a mount that cannot be used; else ""."""
+    try:
+        sys.stdout.flush()
+    except OSError as failure:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit would try to write again
+        return f"standard output cannot be written: {failure.strerror}; free some space, or write elsewhere"
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        return "the working directory was removed; change to another one" if error.filename is None else ""
+    if error.errno == errno.ENOTCONN:
+        from bonobofs.session.session_list import check_served  # noqa: PLC0415 - only after this error
+        from bonobofs.state.home import home  # noqa: PLC0415
+
+        try:
+            check_served(home(), Path(os.path.join(here, os.fsdecode(error.filename or ""))))
+        except BonobofsError as failure:
+            return str(failure)
+    return ""
+
+
+def _unforeseen(error: Exception) -> str:
+    text = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return f"unforeseen error: {text}; {_write_diagnostic()}"
 
 
 def _open_missing_streams() -> None:

@@ -112,21 +112,19 @@ def _member(name: str) -> Command | Group:
 
 def invoke(arguments: list[str]) -> int:
     """Run the command that the arguments name, and return its exit status. UsageError: they name none."""
-    first = arguments[0]
+    first, result = arguments[0], None
     if COMPLETE in os.environ or first == "--show-completion":
         from bonobofs.cli import completion  # noqa: PLC0415 - few invocations complete a command
 
         print(
             completion.script(arguments[1:]) if COMPLETE not in os.environ else completion.words(arguments, members())
         )
-        return 0
-    if first in HELP:
+    elif first in HELP:
         print_help("bonobofs", _HELP, {name: each.summary for name, each in _TREE.items()}, _OPTIONS)
-        return 0
-    if first == "--version":
+    elif first == "--version":
         print(f"bonobofs {bonobofs.__version__}")
-        return 0
-    name = command_name("bonobofs", arguments, _TREE)
-    result = _member(name).invoke(f"bonobofs {name}", arguments[1:])
+    else:
+        name = command_name("bonobofs", arguments, _TREE)
+        result = _member(name).invoke(f"bonobofs {name}", arguments[1:])
     sys.stdout.flush()
     return result if isinstance(result, int) else 0

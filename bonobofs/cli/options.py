@@ -19,6 +19,7 @@ from bonobofs.errors import UsageError
 
 HELP: Final = ("-h", "--help")
 _WIDEST: Final = 80
+_LARGEST: Final = 2**31 - 1
 _VERBATIM: Final = "\b\n"
 """Begins a paragraph of a docstring whose lines the help keeps."""
 
@@ -64,6 +65,8 @@ class Parameter(NamedTuple):
         minimum = self.annotation.minimum if isinstance(self.annotation, Option) else None
         if minimum is not None and value < minimum:
             raise argparse.ArgumentTypeError(f"{text} is less than {minimum}")
+        if self.kind is int and value > _LARGEST:
+            raise argparse.ArgumentTypeError(f"{text} is more than {_LARGEST}")
         return value
 
     def settings(self) -> dict[str, Any]:
@@ -88,6 +91,8 @@ class Parameter(NamedTuple):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            message += ", and one that begins with - needs the form OPTION=VALUE"
         raise UsageError(f"{message}; see {self.prog} --help")
 
 

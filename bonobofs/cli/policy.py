@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from bonobofs import session
-from bonobofs.cli.actor import check_role
+from bonobofs.cli.actor import check_role, policy_path
 from bonobofs.cli.options import Argument, Group, Option
 from bonobofs.cli.output import document, note, progress, say
 from bonobofs.errors import PolicyError, UsageError
@@ -222,7 +222,7 @@ def propose(
     """
     from bonobofs.audit.proposal import propose as make  # noqa: PLC0415 - loads the parser of TOML
 
-    origin = policy or session.in_force(session.home()).origin
+    origin = session.in_force(session.home(), policy_path(policy)).origin
     preset = origin.removeprefix("preset:")
     is_new = preset in PRESETS
     text = f'extends = "{preset}"\n' if is_new else Path(origin).read_text(encoding="utf-8")
@@ -262,6 +262,8 @@ def diff(
       bonobofs policy diff project ./policy.toml
       bonobofs policy diff ./policy.toml ./new.toml --replay --since 7d
     """
+    if not replay and (since is not None or of_session is not None):
+        raise UsageError("--since and --session select what --replay reads; add --replay")
     from bonobofs.audit import replay as replays  # noqa: PLC0415 - loads the engine
     from bonobofs.policy.compiled import compile_policy  # noqa: PLC0415
 
@@ -296,7 +298,7 @@ def diff(
         to = f" to {each.change.to}" if each.change.to else ""
         change = f"{each.change.operation} {each.change.path}{to}"
         say(f"now {word}: {change}, {each.seen.count} times (rule {each.before.rule}, then {each.after.rule})")
-    say(f"{len(found)} different changes, {len(changed)} decided otherwise")
+    say(f"the record has {len(found)} different changes; B decides {len(changed)} of them otherwise")
     return 1 if changed else 0
 
 

@@ -89,4 +89,7 @@ def _bytes(size: str | None) -> int | None:
     if found is None:
         raise UsageError(f"{size!r} is not a size; give bytes, 700KB or 1MiB")
     number, unit, binary = found.groups()
-    return int(float(number) * (1024 if binary else 1000) ** (" kmgtpe".index((unit or " ").lower())))
+    value = float(number) * (1024 if binary else 1000) ** (" kmgtpe".index((unit or " ").lower()))
+    if value >= 2**63:
+        raise UsageError("--size is more than a file can have; give at most 8EiB")
+    return int(value)

@@ -39,11 +39,11 @@ class ApprovalWebhook:
 
     def __init__(self, url: str, seconds: float) -> None:
         """`seconds`: how long the service may hold a question. UsageError: the URL names no service."""
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            port = 0
+            parts, port = urlsplit(""), None
         if parts.scheme not in _SCHEMES or not parts.hostname or port == 0:
             raise UsageError(f"{url} is no service; write http://HOST:PORT/PATH or https://")
         self._kind: Final = _SCHEMES[parts.scheme]

@@ -51,6 +51,8 @@ def home() -> Path:
     if not named:
         state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
         named = os.path.join(state, "bonobofs")
+    if not os.path.isabs(named):
+        raise StateError(f"the state directory {named} is no absolute path; set BONOBOFS_HOME to one")
     path = Path(os.path.realpath(named))
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

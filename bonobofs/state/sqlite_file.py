@@ -201,7 +201,7 @@ def _locked(path: str, *, shared: bool) -> Iterator[None]:
 def unusable(database: str, error: Exception, remedy: str) -> BonobofsError:
     """Return the StateError for an error of the database's driver; a UsageError for an argument that is no text."""
     if isinstance(error, UnicodeEncodeError):
-        return UsageError(f"{error.object!a} is not UTF-8, and the database has only UTF-8; correct the argument")
+        return UsageError(f"{escape(error.object)} is not UTF-8, and the database has only UTF-8; correct it")
     return StateError(f"the database {database} cannot be used: {driver_text(error)}; {remedy}")
 
 
