@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
 
 from bonobofs import session
 from bonobofs.cli.options import Argument, Group, Option
-from bonobofs.cli.output import document, listing, note, say
+from bonobofs.cli.output import document, listing, local_time, note, say
 from bonobofs.errors import BonobofsError, ForbiddenError, StateError, UsageError
 from bonobofs.ipc.client import SOCKET_VARIABLE, call
 from bonobofs.policy.decision import Refused
@@ -47,12 +47,13 @@ _SEND_AGAIN_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.1
 _KEY_SECONDS: Final = 0.5
 _LONGEST_CALL: Final = 600
+_LONGEST_SECONDS: Final = 366 * 86_400
 _KEYS: Final = "o once, p this path for the session, e edit the pattern, n no, r no with a reason, s skip, q quit"
 
 QuestionArgument = Annotated[str, Argument(metavar="QUESTION", help="Its id: q- and ten digits.")]
 NoteOption = Annotated[str, Option("--note", metavar="TEXT", help="A sentence that the agent reads.")]
 PatternOption = Annotated[
-    str, Option("--pattern", metavar="P", help="Answer for all paths that it matches, such as .github/**.")
+    str | None, Option("--pattern", metavar="P", help="Answer for all paths that it matches, such as .github/**.")
 ]
 JsonOption = Annotated[bool, Option("--json", help="One JSON document.")]
 
@@ -83,7 +84,7 @@ def list_(
     found = [one for one in _questions() if all_ or one.state is QuestionState.OPEN]
     rows = [
         (one.question.question, one.state, one.question.agent, f"{one.question.operation} {one.question.path}",
-         str(one.question.count), one.question.last[:19])
+         str(one.question.count), local_time(one.question.last))
         for one in found
     ]  # fmt: skip
     heading = ("QUESTION", "STATE", "AGENT", "CHANGE", "REFUSALS", "LAST")
@@ -116,7 +117,7 @@ def allow(
     duration: Annotated[
         str | None, Option("--for", metavar="T", help="How long: 10m, 2h. Default: until the session ends.")
     ] = None,
-    pattern: PatternOption = "",
+    pattern: PatternOption = None,
     note: NoteOption = "",
 ) -> None:
     """Permit a change, for the session: its path, or with --pattern more. The rules and leases still apply.
@@ -128,18 +129,21 @@ def allow(
       bonobofs ask allow q-0123456789 --once
       bonobofs ask allow q-0123456789 --pattern '.github/**' --for 1h
     """
-    _answer(_find(question), allows=True, once=once, seconds=_seconds(duration), pattern=pattern, note=note)
+    seconds = None if duration is None else _seconds(duration)
+    if seconds == 0:
+        raise UsageError("--for 0s permits nothing; give a longer time, or --once for one change")
+    _answer(_find(question), allows=True, once=once, seconds=seconds, pattern=_checked(pattern), note=note)
 
 
 @app.command("deny")
-def deny(question: QuestionArgument, pattern: PatternOption = "", note: NoteOption = "") -> None:
+def deny(question: QuestionArgument, pattern: PatternOption = None, note: NoteOption = "") -> None:
     """Refuse a change, for the session. The agent reads the note with each further refusal.
 
     \b
     Example:
       bonobofs ask deny q-0123456789 --note 'Leave the workflows; tell me what you need.'
     """
-    _answer(_find(question), allows=False, pattern=pattern, note=note)
+    _answer(_find(question), allows=False, pattern=_checked(pattern), note=note)
 
 
 @app.command("revoke")
@@ -171,7 +175,6 @@ def wait(
       bonobofs ask wait q-0123456789 --for 10m
     """
     seconds = _seconds(duration)
-    assert seconds is not None
     answer = _wait(question, seconds)
     if json:
         document(answer)
@@ -394,13 +397,17 @@ def _wait(question: str, seconds: float) -> dict[str, Any]:
             return answer
 
 
-def _seconds(duration: str | None) -> float | None:
-    if duration is None:
-        return None
+def _seconds(duration: str) -> float:
     seconds = seconds_of(duration)
-    if seconds is None:
-        raise UsageError(f"{duration!r} is not a duration; write 30s, 10m, 24h or 7d")
+    if seconds is None or seconds > _LONGEST_SECONDS:
+        raise UsageError(f"{duration!r} is not a duration of at most 366 days; write 30s, 10m, 24h or 7d")
     return seconds
+
+
+def _checked(pattern: str | None) -> str:
+    if pattern == "":
+        raise UsageError("--pattern is empty; name paths, or leave it out to answer for the path of the question")
+    return pattern or ""
 
 
 def _as_document(found: _Found) -> dict[str, Any]:
@@ -424,7 +431,8 @@ def _size(found: _Found) -> int | None:
 def _lines(found: _Found) -> Iterator[str]:
     question, size = found.question, _size(found)
     refusals = f"{question.count} refusal{'' if question.count == 1 else 's'}"
-    yield f"question  {question.question}, {found.state}, {refusals}, the last at {question.last[:19]}"
+    last = local_time(question.last)
+    yield f"question  {question.question}, {found.state}, {refusals}, the last at {last}"
     yield f"change    {question.operation} {question.path} ({question.effect})"
     yield f"file      {'does not exist' if size is None else f'{size:,} bytes'} in {found.status.session.source}"
     yield f"rule      {question.rule}"
@@ -432,5 +440,5 @@ def _lines(found: _Found) -> Iterator[str]:
     who = ", ".join(f"{name} {question.details[name]}" for name in ("pid", "uid") if name in question.details)
     yield f"program   {question.tool or 'unknown'}{f' ({who})' if who else ''}"
     if (answer := found.all.answer_of(question)) is not None:
-        word, until = "yes" if answer.allows else "no", answer.until or "the session ends"
+        word, until = "yes" if answer.allows else "no", local_time(answer.until) if answer.until else "the session ends"
         yield f"answer    {word} to {answer.pattern or answer.path}, by {answer.by}, until {until}"

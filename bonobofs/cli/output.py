@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from bonobofs.system.terminal import escape
@@ -25,6 +26,11 @@ def say(text: str, colour: str = "") -> None:
 def note(text: str) -> None:
     """Print one line to standard error, beside the result."""
     print(f"bonobofs: {escape(text)}", file=sys.stderr)
+
+
+def local_time(moment: str) -> str:
+    """Return an ISO 8601 time as the local time of day, without its zone."""
+    return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def document(value: Any) -> None:

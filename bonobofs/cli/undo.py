@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bonobofs import session
 from bonobofs.audit import reader
 from bonobofs.cli.options import Argument, Option
-from bonobofs.cli.output import document, note, paged, say, table
+from bonobofs.cli.output import document, local_time, note, paged, say, table
 from bonobofs.errors import StateError, UsageError
 from bonobofs.ipc.client import call
 from bonobofs.session import change_history
@@ -67,7 +67,11 @@ def undo(
             if path is None
             else change_history.workspace_path(path, (str(called.mountpoint), called.source)),
         }
-        if agent not in (None, called.agent_id) or not called.session.startswith(of_session or ""):
+        if not called.session.startswith(of_session or ""):
+            raise UsageError(
+                f"in a mount, --session can name only its own session, {called.session[:8]}; run this outside of it"
+            )
+        if agent not in (None, called.agent_id):
             raise UsageError("in a mount, undo takes back changes of the session's own agent; leave --agent out")
         given = {name: value for name, value in arguments.items() if value is not None}
         if of_session is not None:
@@ -158,7 +162,7 @@ def _print_history(path: str, changes: list[dict[str, Any]]) -> None:
     rows = [
         [
             each["change"],
-            each["time"],
+            local_time(each["time"]),
             each["agent"],
             each["tool"],
             each["operation"],
@@ -193,7 +197,7 @@ def show(
     with paged():
         for name in ("change", "time", "agent", "tool", "operation", "path", "to", "result", "reason", "turn", "kept"):
             if found.get(name):
-                say(f"{name}: {found[name]}")
+                say(f"{name}: {local_time(found[name]) if name == 'time' else found[name]}")
         _print_diff(found["diff"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from datetime import UTC
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -114,7 +115,7 @@ def change_document(change: Change, images: Images) -> dict[str, Any]:
     entry = change.entry
     return {
         "change": change.id,
-        "time": entry.timestamp.astimezone().isoformat(sep=" ", timespec="seconds")[:19],
+        "time": entry.timestamp.astimezone(UTC).isoformat(),
         "agent": entry.agent,
         "agent_id": entry.agent_id,
         "session": entry.session,

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -94,6 +95,20 @@ def test_a_change_is_refused_until_the_operator_allows_it(world: World) -> None:
     assert all(one.details["answers"] == [answer.details["number"]] for one in changes)
     refused = [one for one in entries if one.code == "ASK" and one.kind == "intent"]
     assert refused[0].details["question"] == number
+
+
+def test_an_answer_that_permits_nothing_or_without_end_is_a_usage_error(world: World) -> None:
+    """The question stays open. Times are local, as `audit tail` shows them."""
+    number = question(world, "ci/a.yml")
+    for option, value in (("--for", "9999999d"), ("--for", "0s"), ("--pattern", "")):
+        wrong = bonobofs("ask", "allow", number, option, value)
+        assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1), wrong.stderr
+    assert questions(world)["ci/a.yml"]["state"] == "open"
+    last = datetime.fromisoformat(questions(world)["ci/a.yml"]["last"])
+    zone = {"TZ": "XXX-07:30"}
+    local = last.astimezone(timezone(timedelta(hours=7, minutes=30))).strftime("%Y-%m-%d %H:%M:%S")
+    assert local in bonobofs("ask", "list", env=zone).stdout
+    assert local in bonobofs("ask", "show", number, env=zone).stdout
 
 
 def test_a_no_is_remembered_and_the_agent_reads_the_note(world: World) -> None:

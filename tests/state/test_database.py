@@ -388,9 +388,6 @@ def test_a_damaged_database_is_reported_and_kept(home: Path) -> None:
         assert (status.returncode, status.stderr) == (1, "")
         assert ": faulty, schema " in status.stdout
         assert path.read_bytes()[-4096:] == what[-4096:]
-    assert "there is no backup; if the file is damaged" in bonobofs("agent", "list").stderr
-    (home / "backups").mkdir()
-    assert f"backups are in {home}/backups" in bonobofs("agent", "list").stderr
 
 
 def test_a_heartbeat_causes_no_disk_write(home: Path) -> None:

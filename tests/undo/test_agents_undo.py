@@ -157,3 +157,10 @@ def test_an_agent_takes_back_only_what_stands(own_place: MakePlace) -> None:
             assert (place.source / "file").read_text() == "one\n"
             assert os.listdir(place.source) == ["file"]
     assert "changes were taken back before" in bonobofs("undo", "--turn", "last", cwd=place.path).stdout
+
+
+def test_each_option_that_a_mount_refuses_is_named(own_place: MakePlace) -> None:
+    place = own_place()
+    for option, said in (("--session", "--session can name only its own session"), ("--agent", "leave --agent out")):
+        wrong = bonobofs("undo", option, "zz", cwd=place.path)
+        assert (wrong.returncode, said in wrong.stderr) == (2, True)

@@ -230,7 +230,14 @@ def test_a_history_loads_no_database_library(own_place: MakePlace, tmp_path: Pat
     )
     command = [sys.executable, "-c", program, str(place.path / "a")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=60)
-    assert [each["operation"] for each in json.loads(done.stdout)] == ["create_file"]
+    (change,) = json.loads(done.stdout)
+    assert change["operation"] == "create_file"
+    assert datetime.fromisoformat(change["time"]).utcoffset() == timedelta(0)
+    shown = json.loads(bonobofs("show", change["change"], "--json").stdout)
+    assert shown["time"] == change["time"]
+    local = datetime.fromisoformat(change["time"]) + timedelta(hours=7, minutes=30)
+    for words in (("history", str(place.path / "a")), ("show", change["change"])):
+        assert f"{local:%Y-%m-%d %H:%M:%S}" in bonobofs(*words, env={"TZ": "XXX-07:30"}).stdout
     assert done.stderr == "set()\n"
 
 
