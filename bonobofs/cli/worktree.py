@@ -65,6 +65,8 @@ def add(
     note(f"branch {added.worktree.branch} of {added.worktree.repository}, for {added.worktree.agent}")
     for text in added.mounted.notes if added.mounted is not None else ("The worktree was already mounted.",):
         note(text)
+    if added.ignored:
+        note(f"the worktree exists, so {' and '.join(added.ignored)} had no effect; remove it first to change that")
 
 
 @app.command("list")

@@ -61,6 +61,8 @@ class AddedWorktree(NamedTuple):
     work: Path
     mounted: MountedSession | None
     """None: the worktree was mounted before."""
+    ignored: tuple[str, ...] = ()
+    """Options of the request that an existing worktree or mount cannot follow."""
 
 
 class RemovedWorktree(NamedTuple):
@@ -318,9 +320,11 @@ def _mount_again(home: Path, record: Worktree, request: WorktreeRequest) -> Adde
     if record.agent != request.agent:
         raise UsageError(f"{record.issue} is {record.agent}'s, who has a worktree for it; remove that first")
     where = worktree_paths(home, record.worktree)
-    if live_at(home, where.work) is not None:
-        return AddedWorktree(record, where.work, None)
-    return AddedWorktree(record, where.work, _mount(home, record, request))
+    mounted = None if live_at(home, where.work) is not None else _mount(home, record, request)
+    options: dict[str, object] = {"--base": request.base, "--depends-on": request.depends_on}
+    if mounted is None:
+        options |= {"--role": request.role, "--policy": request.policy}
+    return AddedWorktree(record, where.work, mounted, tuple(name for name, value in options.items() if value))
 
 
 def _mount(home: Path, record: Worktree, request: WorktreeRequest) -> MountedSession:

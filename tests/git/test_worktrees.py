@@ -377,6 +377,9 @@ def test_the_worktree_commands_print_paths_status_and_kept_files(home: Path, wan
         ("gt-1", "alice", True, str(work))
     ]
     assert "aidlc/gt-1" in bonobofs("worktree", "list").stdout
+    again = bonobofs("worktree", "add", *options, "--base", "nosuch", "--role", "agent")
+    assert (again.returncode, again.stdout) == (0, added.stdout)
+    assert "the worktree exists, so --base and --role had no effect" in again.stderr
     refused = bonobofs("worktree", "add", "--issue", "gt-2", "--depends-on", "gt-3", *options[2:])
     assert refused.returncode == 77
     removed = bonobofs("worktree", "remove", "gt-1")
