@@ -23,8 +23,8 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*(/[a-z0-9][a-z0-9-]*)*")
 _TAG_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*(/[A-Za-z0-9][A-Za-z0-9._+-]*)*")
 _LONGEST_NAME: Final = 200
 _OBJECT_ID: Final = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-_ABBREVIATION: Final = re.compile(r"[0-9A-Fa-f]{4,64}")
-"""Start of an object id. Git prefers a branch or tag of that name to the object, which may appear later."""
+_ABBREVIATION: Final = re.compile(r"[0-9A-Fa-f]{7,64}")
+"""Start of an object id, as git prints it. Git prefers a branch or tag of that name to the object."""
 _WILDCARD: Final = re.compile(r"[*?[]")
 _FIRST_OF_REFS: Final = ("refs", "heads", "tags", "remotes")
 _SPECIAL: Final = re.compile(r"[A-Z_]*HEAD|[A-Z_]+")

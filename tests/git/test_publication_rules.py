@@ -69,7 +69,7 @@ def test_a_name_that_a_tag_or_a_remote_branch_has_is_refused(direct: DirectMaker
     one.source.git("update-ref", "refs/remotes/origin/topic", "HEAD")
     made = one.repo.commit("[gt-1] One", {"one.md": "1"})
     paths = ("heads/main", "refs/heads/main", "tags/v1")
-    for name in ("v1", "origin/topic", "origin", "a" * 40, made[:4], "c0ffee", *paths):
+    for name in ("v1", "origin/topic", "origin", "a" * 40, made[:7], "c0ffee1", *paths):
         assert one.rule(f"refs/heads/{name}", new=made) == "git.ambiguous"
     for name in ("origin", made[:7], made[:7].upper()):
         assert one.rule(f"refs/tags/{name}", new=made) == "git.ambiguous"
