@@ -166,7 +166,7 @@ def import_(
 def _seconds(duration: str) -> int:
     seconds = seconds_of(duration)
     if seconds is None:
-        raise UsageError(f"{duration!r} is not a duration; give one such as 30s, 10m, 24h or 7d")
+        raise UsageError(f"{duration!r} is no positive duration; give one such as 30s, 10m, 24h or 7d")
     return seconds
 
 

@@ -90,6 +90,11 @@ class Parameter(NamedTuple):
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        # As since Python 3.14: a word such as -1h is a value, which the command itself refuses.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
+
     def error(self, message: str) -> NoReturn:
         if message.endswith("expected one argument"):
             message += ", and one that begins with - needs the form OPTION=VALUE"

@@ -93,6 +93,13 @@ def test_invalid_arguments_are_usage_errors(arguments: tuple[str, ...], home: Pa
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.parametrize("duration", ["-1h", "soon"])
+def test_a_duration_that_is_none_shows_the_form_of_one(duration: str, home: Path) -> None:
+    """Also one that begins as an option does."""
+    wrong = bonobofs("lease", "acquire", "--all-workspaces", "docs", "--for", duration)
+    assert wrong.stderr.startswith(f"bonobofs: '{duration}' is no positive duration; give one such as 30s")
+
+
 def test_mounts_of_the_holding_chain_may_write_and_others_get_the_holder(mounted: Mounted, home: Path) -> None:
     """`why` and the mount itself name holder and expiry."""
     register("bob")
