@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Unpack
 
-from bonobofs.audit.entry import TAKEN_BACK, UNDO
+from bonobofs.audit.entry import TAKEN_BACK, TURN, UNDO, AuditEntry
+from bonobofs.audit.reader import entries_from
 from bonobofs.audit.reader import since as moment_of
 from bonobofs.audit.writer import Trail, TrailIdentity
 from bonobofs.enforcement.authorizer import Admission, Authorizer, Caller, ChangeRecord, RelatedChange
@@ -182,16 +183,33 @@ def _turn(home: Path, source: str, turn: str, names: list[str], agent: str | Non
         is_turn = UNDO not in change.details if turn == "last" else turn != "" and turn == change.turn_name
         if is_turn and (change.is_made or change.is_publication) and change in mine:
             return change.entry.session, change.turn
+    of_name = [
+        entry
+        for entry in _begins_of_turns(home, names)
+        if turn and turn == entry.details.get("name") and agent in (None, entry.agent, entry.agent_id)
+    ]
+    if of_name:
+        return max((entry.timestamp, entry.session, entry.seq) for entry in of_name)[1:]
     raise UsageError(f"no change of {source} is in a turn named {turn!r}; `bonobofs history PATH` shows the turns")
 
 
+def _begins_of_turns(home: Path, names: Iterable[str]) -> Iterator[AuditEntry]:
+    """Yield the entries that begin turns of sessions."""
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):  # pruned
+            yield from (entry for _, entry in entries_from(trail_path(home, name), 0) if entry.operation == TURN)
+
+
 def _existing(home: Path, text: str, names: list[str], *, is_turn: bool = False) -> tuple[str, int]:
-    """Return session and number of a change, or of a turn with changes. UsageError."""
+    """Return session and number of a change, or of a turn. UsageError."""
     session, number = parse_id(text, names)
     flush_servers(home)
     changes = all_changes([trail_path(home, session)])
-    if all(number != (change.turn if is_turn else change.entry.seq) for change in changes):
-        what = "a turn with changes" if is_turn else "a change"
+    numbers = {change.turn if is_turn else change.entry.seq for change in changes}
+    if is_turn:
+        numbers.update(entry.seq for entry in _begins_of_turns(home, [session]))
+    if number not in numbers:
+        what = "a turn" if is_turn else "a change"
         raise UsageError(f"{text} is not {what}; `bonobofs history PATH` shows the ids of changes and turns")
     return session, number
 
@@ -303,16 +321,17 @@ def take_back(home: Path, source: str, selected: Selection, undoer: Undoer, refs
             agent.begin_turn("", "mark")  # what the agent changes now is not of the undo
     taken_back = [*planned.taken_back, *(change for change in reversed(changes) if change.id in completed)]
     steps = [*(step for journal, _ in journals for step in journal.steps), *planned.steps]
-    selections = [selection, *(about["selection"] for _, about in reversed(journals))]
-    if not taken_back:
-        selections = _selections_of_undos(changes, {change.id for change in before})
+    made = [*([selection] if planned.steps else []), *_selections_of_undos(changes, taken_back or before)]
+    undos = {selection, *(about["selection"] for _, about in journals)}
+    selections = list(dict.fromkeys(each for each in made if each in undos or not taken_back))
     planned = Plan(steps, taken_back, planned.refusals)
     return UndoResult(planned, failures, len(journals), before, undoer.session, selections)
 
 
-def _selections_of_undos(changes: Sequence[Change], taken_back: set[str]) -> list[str]:
+def _selections_of_undos(changes: Sequence[Change], taken_back: Sequence[Change]) -> list[str]:
     """Return the options of `undo` that select the earlier undos of some changes, newest first."""
-    entries = ((each.entry, each.turn) for each in reversed(changes) if each.details.get(UNDO) in taken_back)
+    names = {change.id for change in taken_back}
+    entries = ((each.entry, each.turn) for each in reversed(changes) if each.details.get(UNDO) in names)
     return list(
         dict.fromkeys(
             f"--session {entry.session[:8]}" if entry.agent == OPERATOR else f"--turn {entry.session[:8]}:{turn}"
@@ -360,7 +379,8 @@ def _make(
             return failures
     except (OSError, TrailError) as error:
         cause = f"the cause, such as a full disk of {refs.source} or of the state directory"
-        text = f"the undo stopped: {reason(error)}; remove {cause}, and the next undo completes it"
+        why = "the log cannot be written" if isinstance(error, Refused) else reason(error)
+        text = f"the undo stopped: {why}; remove {cause}, and the next undo completes it"
         raise StateError(text) from error
     finally:
         execution.close()

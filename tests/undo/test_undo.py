@@ -323,6 +323,19 @@ def test_a_resumed_undo_reports_a_file_that_changed_after_the_kill(own_place: Ma
 
 
 @pytest.mark.root
+def test_a_call_that_only_completes_an_undo_names_that_undo(own_place: MakePlace, tmp_path: Path) -> None:
+    """The undo was killed after its last step, so the session of the call has no change to take back."""
+    source = _source(tmp_path)
+    place = own_place()
+    _shell(place, "rm build.log")
+    _kill_undo(place, "-e", "trace=syncfs", "-e", "inject=syncfs:signal=KILL")
+    result = undo(place, agent="alice")
+    assert (result["completed"], len(result["to_take_back"])) == (1, 1)
+    again = bonobofs("undo", *result["to_take_back"][0].split(), "--path", source)
+    assert (again.returncode, (source / "build.log").exists()) == (0, False)
+
+
+@pytest.mark.root
 def test_an_agent_leaves_the_killed_undo_of_the_operator(own_place: MakePlace, tmp_path: Path) -> None:
     """Its policy may refuse steps of the operator's undo, so the agent's call is refused, and names the remedy."""
     source = _source(tmp_path)

@@ -283,6 +283,7 @@ def test_a_full_disk_of_the_trail_stops_an_undo(place: Place, tmp_path: Path) ->
                     file.write(bytes(4096))
             _, err = tracer.communicate()
         assert (tracer.returncode, "the next undo completes it" in err) == (1, True), err
+        assert "Ask the operator" not in err, "it is the operator who reads this"
         assert without_directory_times(state_of(place.source)) != before
         (trails / "fill").unlink()
         result = undo(place, agent="alice", path="")
