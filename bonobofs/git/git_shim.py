@@ -37,6 +37,7 @@ from bonobofs.git.source_refs import SHIM, SUBMODULE, SYMLINK, find_common_dir
 from bonobofs.ipc.client import call, call_with
 from bonobofs.policy.decision import Refused, as_document
 from bonobofs.state.home import GUARD_SOCKET
+from bonobofs.system.terminal import printable
 
 REFUSED: Final = 77
 CLIENT: Final = str(Path(__file__).with_name("publish_client.py"))
@@ -161,7 +162,7 @@ def _show(denial: dict[str, Any], subcommand: str) -> int:
     path = f"{denial['path']}:" if denial["path"] else ""
     text = " ".join(f"git: {path} {denial['reason']} {denial.get('about', '')} {holder} {denial['instead']}".split())
     document = {"cleo_error": True, **denial, "code": code, "subcommand": subcommand, "error": error}
-    sys.stderr.buffer.write(os.fsencode(f"{json.dumps(document)}\n{text}\n"))
+    sys.stderr.buffer.write(os.fsencode(f"{json.dumps(document)}\n{printable(text)}\n"))
     sys.stderr.flush()
     return REFUSED
 

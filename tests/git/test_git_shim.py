@@ -105,6 +105,15 @@ def test_in_other_repositories_the_real_git_runs(desk: Desk, tmp_path: Path) -> 
         subprocess.run(["git", *words], cwd=at, env=env, check=True)
 
 
+def test_a_refusal_prints_no_control_characters(desk: Desk, repo: Repo) -> None:
+    name = "a\x1b[31m\u202etxt"
+    (repo.root / name).write_text("red\n")
+    done = desk.run("clean", "-f", name)
+    assert done.returncode == 77
+    text = next(line for line in done.stderr.splitlines() if line.startswith("git: "))
+    assert "a\ufffd[31m\ufffdtxt" in text
+
+
 def test_the_denials_during_a_command_are_shown(desk: Desk, repo: Repo) -> None:
     """The real git fails, the shim prints the reasons, and the exit status is 77."""
     done = desk.run("rm", "Cargo.toml")
