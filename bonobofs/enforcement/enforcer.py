@@ -295,7 +295,7 @@ class Enforcer:
 
         def end(outcome: Outcome) -> None:
             try:
-                if outcome.error:
+                if outcome.error not in (0, errno.EOWNERDEAD) and not outcome.written:
                     keeper.drop(admission.seq)
                 else:
                     more.update(keeper.after(admission.seq, request, details))

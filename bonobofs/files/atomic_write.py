@@ -30,12 +30,11 @@ _NAMELESS_UNKNOWN: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 
 
 def put(location: Location, data: bytes, temporary: str, *, overwrite: bool, permit: Permit) -> None:
-    """Create or replace the file of `location` with `data`, and sync the file and its directory.
+    """Create or replace the file of `location` with `data`, and sync the file. The caller syncs its directory.
 
     A replaced file keeps its mode and ACL and, as far as this user may set them, its owner and attributes. Set-id bits
     are cleared, as by any write. Raises FileExistsError if the name exists and `overwrite` is false or it is no regular
-    file, IsADirectoryError, OSError. After an error the old file is in place, unless only the sync of the directory
-    failed.
+    file, IsADirectoryError, OSError. After an error the old file is in place.
     """
     if location.status is not None:
         _check_replaceable(location, location.status, overwrite=overwrite)
@@ -64,7 +63,6 @@ def put(location: Location, data: bytes, temporary: str, *, overwrite: bool, per
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
-    os.fsync(directory)
 
 
 def _remove(directory: int, temporary: str) -> None:

@@ -224,6 +224,7 @@ class FileGuard(Closing):
             put(location, data, temporary, overwrite=overwrite, permit=permit)
             admission.written = len(data)
             admission.details = {"size": len(data)}
+            os.fsync(location.directory)  # if this fails, the file is replaced nevertheless
 
     def _check(self, questions: list[tuple[Request, Context]], caller: Caller) -> Decision:
         """Return the decision on the first question. Raises Refused for the first denial, which is recorded."""

@@ -281,7 +281,8 @@ def _read(trail: Path) -> tuple[list[Change], list[_UndoEnd]]:
             number = entry.details.get("intent")
             intent = open_intents.pop(number, None) if isinstance(number, int) else None
             if intent is not None:
-                ended.append(intent._replace(outcome=entry))
+                is_known = entry.details.get("end") != "unknown"  # it is not, if the companion was killed
+                ended.append(intent._replace(outcome=entry if is_known else None))
         elif entry.operation == TURN:
             turn, name = entry.seq, str(entry.details.get("name", ""))
         elif entry.operation == LOSS:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from bonobofs.errors import BonobofsError
 from bonobofs.ipc.client import call
 from bonobofs.policy.document import PolicyDocument
 from bonobofs.state.home import inside_directory
@@ -708,3 +709,26 @@ def test_an_attribute_that_a_later_turn_set_back_is_a_conflict(
         result = undo(place, turn=turn)
         assert (result["conflicts"], result["failures"]) == ([], [])
     assert state_of(source) == before
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("error=EIO", ""), ("signal=KILL", "the session ended before it recorded how the change ended")],
+)
+def test_a_guard_that_fails_after_it_replaced_a_file_hides_no_change(
+    own_place: MakePlace, tmp_path: Path, fault: str, reason: str
+) -> None:
+    """The server knows that the sync of the directory has failed, and not how the call of a killed companion ended."""
+    place = own_place()
+    file = place.source / "a"
+    file.write_text("precious\n")
+    options = ("-P", str(place.source), "-e", "trace=fsync", "-e", f"inject=fsync:{fault}")
+    with traced(place, tmp_path / "log", *options, process=companion_of(place.pid)):
+        with pytest.raises((OSError, BonobofsError)):
+            _call(place, "write_file", path="a", content="agent\n")
+        until(lambda: any(entry.result == "error" for entry in place.entries()), "the outcome is recorded")
+    assert file.read_text() == "agent\n"
+    result = undo(place, agent="alice")
+    assert [each["reason"] for each in result["conflicts"]] == [reason] * bool(reason)
+    assert file.read_text() == ("agent\n" if reason else "precious\n")
