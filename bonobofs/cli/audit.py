@@ -40,7 +40,6 @@ from bonobofs.cli.output import document, note, say, waiting
 from bonobofs.errors import UsageError
 from bonobofs.policy.denials import BUILT_IN_RULES
 from bonobofs.policy.request import Operation
-from bonobofs.session import change_history
 
 app = Group(help="Read, search, summarize, verify and export the record of every change.")
 
@@ -397,6 +396,8 @@ def _located(home: Path, path: str) -> tuple[tuple[str, ...] | None, str]:
 
     None: it is in no source, and is a path from the root of any source. UsageError: it cannot be one.
     """
+    from bonobofs.session import change_history  # noqa: PLC0415 - loads the packages of undo
+
     try:
         sessions, inside = change_history.locate(home, path)
     except UsageError:
