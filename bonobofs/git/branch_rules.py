@@ -289,7 +289,8 @@ def new_branch(rules: BranchRules, name: str, *, exists: bool = False) -> RuleRe
 def new_tag(name: str) -> RuleRefusal | None:
     """Return the refusal of a tag name, or None if the name may be published."""
     fits = name.isascii() and len(name) <= _LONGEST_NAME and _TAG_NAME.fullmatch(name)
-    return None if fits and not is_read_otherwise(name) and not _ABBREVIATION.fullmatch(name) else AMBIGUOUS
+    is_id = _ABBREVIATION.fullmatch(name) and not name.isdecimal()  # a date may name a release
+    return None if fits and not is_read_otherwise(name) and not is_id else AMBIGUOUS
 
 
 def is_read_otherwise(name: str) -> bool:
@@ -375,8 +376,8 @@ SLACK: Final = 24 * 3600
 _PERSON: Final = re.compile(rb"(.*?) ?<([^<>\n]*)> (\d{1,12}) [+-]\d{4}", re.DOTALL)
 _HEADERS: Final = (b"encoding", b"gpgsig", b"gpgsig-sha256", b"mergetag")
 _ENCODING: Final = re.compile(
-    rb"utf-?8|us-ascii|iso-?8859-([1-9]|1[013-6])|latin[1-8]|(windows-|cp)125[0-8]|koi8-[ru]|euc-(jp|kr|cn)"
-    rb"|shift[_-]jis|sjis|cp9(32|36|49|50)|gb(k|2312|18030)|big5",
+    rb"utf-?8|(us-)?ascii|iso-?8859-([1-9]|1[013-6])|latin-?[1-8]|(windows-|cp)125[0-8]|cp(437|85[02]|866|874)"
+    rb"|koi8-[ru]|euc-(jp|kr|cn)|shift[_-]jis|sjis|cp9(32|36|49|50)|gb(k|2312|18030)|big5",
     re.IGNORECASE,
 )
 """Encodings that git and Python know and that keep ASCII text. Stateful ones and escapes could hide a trailer."""

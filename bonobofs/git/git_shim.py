@@ -45,6 +45,7 @@ _AT_A_TIME: Final = 4000
 """Files in one `git.preflight` call."""
 _TRIED: Final = ("rmdir", "set_times")
 """Operations that git tries and whose failure it ignores. Their refusals are not shown."""
+_UNDER_WAY: Final = ("rebase-merge", "rebase-apply", "sequencer", "CHERRY_PICK_HEAD", "REVERT_HEAD")
 _MOST_SHOWN: Final = 5
 """Refusals shown for one command."""
 _WORDS: Final = {"git.isolation": ("E_GIT_BOUNDARY_CWD_OUTSIDE_WORKTREE", "cwd-outside-worktree")}
@@ -91,7 +92,7 @@ def _run(session: Path, real: str, arguments: list[str], line: Line) -> int:
         grants.append(call_with([theirs], session, "git.preflight", **request)["grant"])
     since = datetime.now(UTC).isoformat(timespec="milliseconds")
     try:
-        status = _wait(real, arguments)
+        status = _wait(real, arguments, before[0])
     finally:
         for grant in filter(None, grants):
             call(session, "git.finish", grant=grant)
@@ -115,9 +116,12 @@ def _publish(git: GitRunner, session: Path, real: str, root: str) -> None:
         subprocess.run(command, env=environment, check=False)
 
 
-def _wait(real: str, arguments: list[str]) -> int:
-    """Run the real git, forward signals to it, and return its exit status. The shim publishes instead of its hooks."""
-    environment = {**os.environ, SHIM: "1"}
+def _wait(real: str, arguments: list[str], branch: str) -> int:
+    """Run the real git, forward signals to it, and return its exit status.
+
+    The shim publishes `branch` instead of the hooks of git.
+    """
+    environment = {**os.environ, SHIM: f"{os.getpid()} ref: {branch}"}
     handled = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     for number in (signal.SIGINT, signal.SIGQUIT):  # the terminal also sends them to git
         signal.signal(number, lambda *_: None)
@@ -140,9 +144,11 @@ def _directory(line: Line) -> str:
     return ""
 
 
-def _head(git: GitRunner) -> tuple[str, str]:
-    """Return branch and commit of HEAD."""
-    return git.line("symbolic-ref", "--quiet", "HEAD"), git.commit("HEAD")
+def _head(git: GitRunner) -> tuple[str, str, bool]:
+    """Return branch and commit of HEAD, and whether git works on several commits."""
+    git_dir = git.line("rev-parse", "--absolute-git-dir")
+    is_under_way = any(os.path.exists(os.path.join(git_dir, name)) for name in _UNDER_WAY)
+    return git.line("symbolic-ref", "--quiet", "HEAD"), git.commit("HEAD"), is_under_way
 
 
 def _refusals(root: str, since: str) -> list[dict[str, Any]]:

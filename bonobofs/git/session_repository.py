@@ -38,6 +38,14 @@ _HOOKS: Final = (
     *(*_SERVICE_HOOKS, "applypatch-msg", "pre-applypatch", "pre-commit", "pre-merge-commit", "prepare-commit-msg"),
     *("commit-msg", "pre-rebase", "pre-push", "pre-auto-gc", "post-index-change", "reference-transaction"),
 )
+_IS_LEFT_TO_SHIM: Final = (
+    'read -r head <"${GIT_DIR:-.git}/HEAD"; case $head in ref:*) [ "$head" = "${SHIM#* }" ] ;; esac && '
+    'kill -0 "${SHIM%% *}"'.replace("SHIM", SHIM)
+)
+"""True in a hook if the shim runs that started git, and will publish this HEAD: a detached one, or its first branch.
+
+A program that git has started may change to another branch, and may go on after the shim.
+"""
 _MOST_STORES: Final = 16
 _EXTENSIONS: Final = frozenset(("objectformat", "partialclone", "noop", "preciousobjects", "worktreeconfig"))
 _NOT_COPIED: Final = re.compile(r".*\.lock|(logs/)?refs/(bisect|worktree|rewritten)/.*|info/refs")
@@ -192,7 +200,7 @@ class _Builder:
             elif _copy(found, git_dir / "own" / name):
                 own = f'"${{0%/*}}/own/{name}"'
             lines = [f'if [ -x {own} ]; then {own} "$@" || status=$?; fi'] if own else []
-            publish = f'[ "${SHIM}" ] || {self._client} publish {name} "$@" </dev/null'
+            publish = f'{{ {_IS_LEFT_TO_SHIM}; }} 2>/dev/null || {self._client} publish {name} "$@" </dev/null'
             lines += [publish] if name in _SERVICE_HOOKS else []
             if lines:
                 (git_dir / name).write_text("\n".join(["#!/bin/sh", *lines, "exit ${status:-0}", ""]))
@@ -348,7 +356,7 @@ _OPERATIONS: Final = {
     "BISECT_LOG": "a bisect",
 }
 """Operation, by the file or directory that git keeps while it is in progress."""
-_ARMED: Final = ("config", "config.worktree", "commondir", "gitdir", "hooks", "objects/info/alternates", _NOTE)
+_ARMED: Final = (".git", "config", "config.worktree", "commondir", "gitdir", "hooks", "objects/info/alternates", _NOTE)
 
 
 class Kept(NamedTuple):
@@ -486,7 +494,10 @@ def _configure_kept(repository: Path, common: Path) -> None:
     version = ("core.repositoryformatversion", "1" if entries else "0")
     fetchable = ("uploadpack.allowAnySHA1InWant", "true")
     write_config(repository / "config", [version, ("core.bare", "true"), fetchable, *entries])
-    (repository / "objects/info").mkdir(parents=True, exist_ok=True)
+    for path in (repository / "objects", repository / "objects/info"):
+        if path.is_symlink() or not path.is_dir():  # damaged by the agent
+            path.unlink(missing_ok=True)
+            path.mkdir()
     (repository / "objects/info/alternates").write_bytes(os.fsencode("".join(f"{store}\n" for store in stores)))
 
 
@@ -515,7 +526,8 @@ def _own_work(git_dir: Path, common: Path) -> dict[str, int]:
 def _refs(git_dir: Path) -> set[tuple[str, str]]:
     """Return (object id, name) of every ref. Raises GitError."""
     lines = os.fsdecode(run_git(f"--git-dir={git_dir}", "for-each-ref", "--format=%(objectname) %(refname)"))
-    return {(line[: line.index(" ")], line[line.index(" ") + 1 :]) for line in lines.splitlines()}
+    # A name may have characters at which `splitlines` splits.
+    return {(tip, name) for tip, _, name in (line.partition(" ") for line in filter(None, lines.split("\n")))}
 
 
 def _missing(git_dir: Path, tip: str) -> int:

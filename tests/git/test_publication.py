@@ -127,6 +127,34 @@ def test_git_publishes_once_after_each_command(publishing: PublishingMaker, *, s
     assert one.denials() == []
 
 
+def test_commits_of_an_alias_and_of_a_program_that_git_started_are_published(publishing: PublishingMaker) -> None:
+    """The hooks of git publish what its shim will not."""
+    one = publishing(policy=FREE + '[git]\nmessage_pattern = "."\n')
+    desk = Desk(one.world)
+    desk.git("switch", "-qc", "aidlc/x")
+    both = "; ".join(f"git switch -qc aidlc/{name} main && git commit -qm {name} --allow-empty" for name in "yz")
+    desk.git("-c", f"alias.both=!{both}", "both")
+    later = f"( sleep 2; cd '{one.world.path}'; git commit -q --allow-empty -m later ) >/dev/null 2>&1 &"
+    desk.git("-c", f"alias.begin=!{later}", "begin")
+    until(lambda: one.source.git("log", "-1", "--format=%s", "aidlc/z") == "later\n", "the later commit is published")
+    assert one.source.id("aidlc/y") == one.repo.id("aidlc/y")
+
+
+@pytest.mark.parametrize("end", ["--skip", "--quit"])
+def test_the_sessions_git_publishes_when_an_operation_ends(publishing: PublishingMaker, end: str) -> None:
+    one = publishing(policy=FREE + '[git]\nmessage_pattern = "."\n')
+    desk = Desk(one.world)
+    desk.git("switch", "-qc", "aidlc/picks")
+    for name, text in (("new.md", "new\n"), ("a.md", "theirs\n")):
+        one.repo.commit(name, {name: text})
+    desk.git("switch", "-qc", "aidlc/x", "main")
+    one.repo.commit("ours", {"a.md": "ours\n"})
+    assert desk.run("cherry-pick", "aidlc/picks~1", "aidlc/picks").returncode == 1
+    desk.git("reset", "-q", "--merge") if end == "--quit" else None
+    desk.git("cherry-pick", end)
+    assert one.source.id("aidlc/x") == one.repo.id()
+
+
 def test_a_commit_that_is_refused_is_reported_once_by_the_sessions_git(publishing: PublishingMaker) -> None:
     one = publishing()
     desk = Desk(one.world)

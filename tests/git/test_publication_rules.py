@@ -101,6 +101,7 @@ def test_a_tag_must_be_new_and_made_by_the_agent(direct: DirectMaker) -> None:
     one.repo.git("tag", "-m", "Another's", "v2", GIT_COMMITTER_NAME="Olga")
     one.repo.git("tag", "blob", f"{made}:one.md")
     assert one.publish("refs/tags/v1")[0].kind == "tag"
+    assert one.publish("refs/tags/20261121", new=made)[0].kind == "tag"
     assert one.source.id("v1^{commit}") == made
     assert one.rule("refs/tags/v2") == "git.tagger"
     assert one.rule("refs/tags/blob") == "git.tagger"
@@ -449,8 +450,8 @@ def test_encodings_that_keep_ascii_are_read(direct: DirectMaker) -> None:
     one = direct()
     one.repo.git("commit", "-q", "--allow-empty", "-m", "[gt-1] One")
     header, _, _ = one.repo.git("cat-file", "commit", "HEAD").encode().partition(b"\n\n")
-    names = ("UTF-8", "us-ascii", "ISO-8859-1", "latin1", "windows-1252", "CP1251", "koi8-r")
-    for encoding in (*names, "euc-jp", "euc-kr", "Shift_JIS", "cp932", "gbk", "gb18030", "big5"):
+    names = ("UTF-8", "us-ascii", "ascii", "ISO-8859-1", "latin1", "latin-1", "windows-1252", "CP1251", "koi8-r")
+    for encoding in (*names, "cp866", "euc-jp", "euc-kr", "Shift_JIS", "cp932", "gbk", "gb18030", "big5"):
         kept = header + b"\nencoding " + encoding.encode() + b"\n\n[gt-1] "
         forged = one.repo.object("commit", kept + b"\x81\xe4\n\x81\nAcked-by: Ada <ada@example.org>\n")
         assert one.rule(new=forged) == "git.trailer", encoding

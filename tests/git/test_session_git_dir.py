@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -244,6 +245,7 @@ def test_unpublished_work_is_kept_and_named(mounted: Mounted, repo: Repo, *, kil
     git(world.path, "config", "core.alternateRefsCommand", f"touch {world.home}/ran; false")
     git(world.path, "config", "core.fsmonitor", f"touch {world.home}/ran; false")
     (world.path / ".git/commondir").write_text("/nowhere")
+    (world.path / ".git/.git").write_text("gitdir: /nowhere")
     if killed:
         world.kill()
     ended = world.umount()
@@ -264,6 +266,7 @@ def test_unpublished_work_is_kept_and_named(mounted: Mounted, repo: Repo, *, kil
     ("story", "kept"),
     [
         ("switch -q -c Fix_1; commit -q -m one; pack-refs --all", {"Fix_1": 1}),
+        ("switch -q -c a\u2028b; commit -q -m one", {"a\u2028b": 1}),
         ("switch -q --detach; commit -q -m one; tag wip; switch -q main", {"refs/tags/wip": 1}),
         ("switch -q --detach; commit -q -m one; tag -a -m wip wip; switch -q main; gc -q", {"refs/tags/wip": 1}),
         ("switch -q --detach; commit -q -m one", {"HEAD": 1}),
@@ -282,7 +285,7 @@ def test_every_ref_with_unpublished_commits_is_kept(
     (world.path / "README.md").write_text("changed\n")
     git(world.path, "add", "README.md")
     for command in story.split("; "):
-        git(world.path, *command.split())
+        git(world.path, *command.split(" "))
     repo.git("branch", "-D", "moved")
     found = world.umount().kept
     assert [each.branches | ({"refs/stash": each.stashes} if each.stashes else {}) for each in found] == [kept] * bool(
@@ -290,7 +293,7 @@ def test_every_ref_with_unpublished_commits_is_kept(
     )
     for each in found:
         command = str(each).partition("to fetch from it: git ")[2].partition(";")[0]
-        repo.git(*command.split())
+        repo.git(*shlex.split(command))
         assert repo.git("show", "FETCH_HEAD:README.md") == "changed\n"
 
 
