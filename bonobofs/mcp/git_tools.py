@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from threading import Lock
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from bonobofs.mcp.tool_arguments import GitBranch, GitCommit, GitDiff, GitMerge,
 from bonobofs.policy.decision import Code, Denied, Refused
 
 _SECONDS: Final = 600.0
+_END_SECONDS: Final = 5.0
 _LONGEST_OUTPUT: Final = 4000
 _LONGEST_PATCH: Final = 1 << 20
 _DIFF: Final = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--")
@@ -55,33 +57,54 @@ class CapturedGit(SessionGit):
 
     def _program(self, arguments: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
         own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        with subprocess.Popen(
-            [self.program, *arguments],
-            cwd=self._directory,
-            env={**own, **_SETTINGS},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as process:
+        # In a pipe, a program that a hook has started in the background would hold up this call.
+        with (
+            TemporaryFile() as output,
+            TemporaryFile() as errors,
+            subprocess.Popen(
+                [self.program, *arguments],
+                cwd=self._directory,
+                env={**own, **_SETTINGS},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+            ) as process,
+        ):
             try:
-                output, errors = process.communicate(timeout=_SECONDS)
+                process.wait(_SECONDS)
             except subprocess.TimeoutExpired:
                 process.terminate()  # the session's git ends the real one
-                process.communicate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_SECONDS)
+                process.kill()
                 raise GitError(f"git did not end within {_SECONDS:.0f} s", kind="busy") from None
-        return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+            written = []
+            for file in (output, errors):
+                file.seek(0)
+                written.append(file.read())
+            return subprocess.CompletedProcess(arguments, process.returncode, *written)
 
 
 _ONE_AT_A_TIME: Final = Lock()
-"""The tools share one index and one HEAD."""
+"""The tools that change the repository share one index and one HEAD."""
+
+
+@contextmanager
+def _changing() -> Iterator[None]:
+    """Wait for the other tools that change the repository. GitError: one does not end."""
+    if not _ONE_AT_A_TIME.acquire(timeout=_SECONDS):
+        raise GitError("another git tool has not ended", kind="busy")
+    try:
+        yield
+    finally:
+        _ONE_AT_A_TIME.release()
 
 
 @contextmanager
 def _explained(git: CapturedGit) -> Iterator[None]:
-    """Wait for other tools. Raise the refusal or the GitError that explains a failed command of the session's git."""
+    """Raise the refusal or the GitError that explains a failed command of the session's git."""
     try:
-        with _ONE_AT_A_TIME:
-            yield
+        yield
     except GitExitError as error:
         raise _failure(git, error) from None
 
@@ -112,7 +135,7 @@ def commit(link: SessionLink, arguments: GitCommit) -> Any:
     """Commit files, or what is staged."""
     git = CapturedGit(link)
     _plain(*(arguments.files or ()))
-    with _explained(git):
+    with _changing(), _explained(git):
         git.commit(arguments.message, arguments.files or ())
         return git.state()
 
@@ -121,7 +144,7 @@ def branch(link: SessionLink, arguments: GitBranch) -> Any:
     """Create a branch, check it out, or both."""
     git = CapturedGit(link)
     _plain(arguments.name, arguments.base)
-    with _explained(git):
+    with _changing(), _explained(git):
         if arguments.create is not False:
             git.branch(arguments.name, arguments.base or "HEAD", checkout=bool(arguments.checkout))
         elif arguments.checkout:
@@ -134,7 +157,7 @@ def merge(link: SessionLink, arguments: GitMerge) -> Any:
     git = CapturedGit(link)
     _plain(arguments.source, arguments.target)
     try:
-        with _explained(git):
+        with _changing(), _explained(git):
             git.merge(arguments.source, arguments.target, arguments.strategy or "merge")
             return git.state()
     except GitError as error:
@@ -146,11 +169,6 @@ def merge(link: SessionLink, arguments: GitMerge) -> Any:
 def status(link: SessionLink, _: NoArguments) -> Any:
     """List staged, modified and untracked files."""
     git = CapturedGit(link)
-    with _ONE_AT_A_TIME:
-        return _state_of_files(link, git)
-
-
-def _state_of_files(link: SessionLink, git: CapturedGit) -> dict[str, Any]:
     if git.run("rev-parse", "--git-dir"):
         raise GitError(f"{Path(link.mountpoint)} is no git repository", kind="no-repository")
     staged, modified, untracked = [], [], []

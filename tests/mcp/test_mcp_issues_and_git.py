@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -192,6 +195,18 @@ def test_calls_at_once_commit_to_their_branch(served: Serve, repository: Repo) -
         done = [pool.submit(alice.result, tool, **arguments) for tool, arguments in calls]
     assert {each.result()["branch"] for each in done} == {"work"}
     assert repository.git("rev-list", "--count", "main..work").strip() == "4"
+
+
+def test_a_program_that_a_hook_leaves_does_not_hold_up_the_tools(served: Serve, repository: Repo) -> None:
+    alice = served(policy=POLICY)
+    hook = alice.world.path / ".git/hooks/pre-commit"
+    hook.write_text("#!/bin/sh\nsleep 100 &\necho $! >left\n")
+    hook.chmod(0o755)
+    alice.result("write_file", path="docs/new.md", content="new\n")
+    began = time.monotonic()
+    alice.result("git_commit", message="Write it", files=["docs/new.md"])
+    assert time.monotonic() - began < 60
+    os.kill(int((alice.world.source / "left").read_text()), signal.SIGKILL)
 
 
 def test_names_are_no_options(served: Serve, repository: Repo) -> None:
