@@ -114,7 +114,7 @@ class Admission:
         self.permit = permit
         self.written = 0
         self.details: dict[str, Any] | None = None
-        self.on_failure: Callable[[], None] | None = None
+        self.on_failure: Callable[[Admission], None] | None = None
         """Called if the block of the change fails, before the outcome is recorded."""
         self.reason = ""
 
@@ -134,7 +134,7 @@ class Admission:
             self.reason = failure_reason(error)
             mark_recorded(error)
             if self.on_failure is not None:
-                self.on_failure()
+                self.on_failure(self)
         self.end(failed)
 
     def end(self, error: int) -> None:

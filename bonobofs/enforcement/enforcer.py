@@ -86,7 +86,7 @@ class Enforcer:
         self.leases_expire_at = inf
         """CLOCK_BOOTTIME at which the lease snapshot expires; inf if this session tracks no leases."""
         self._answers: dict[int, dict[str, Any]] = {}
-        """The operator's answers in force, by number."""
+        """The operator's answers that are not revoked, by number, also those that have ended."""
         self.answers_expire_at = inf
         """CLOCK_BOOTTIME at which the first of them expires."""
         self.on_question: Callable[[Denied, Caller], None] = lambda *_: None
@@ -129,21 +129,17 @@ class Enforcer:
         self.expire_answers()
 
     def expire_answers(self) -> None:
-        """Remove the answers that have expired, or that were given under another policy."""
-        now, digest = clock_gettime(CLOCK_BOOTTIME), self.policy.digest
-        self._answers = {
-            number: each
-            for number, each in self._answers.items()
-            if each["expires_at"] > now and each["policy"] == digest
-        }
-        self.answers_expire_at = min((each["expires_at"] for each in self._answers.values()), default=inf)
+        """Judge without the answers that have expired, or that were given under another policy."""
+        answers = self.answers
+        self.answers_expire_at = min((each["expires_at"] for each in answers), default=inf)
         session = self.trail.identity[0]
-        self._install_policy(self.policy.with_answers(compile_answers(session, self._answers.values())))
+        self._install_policy(self.policy.with_answers(compile_answers(session, answers)))
 
     @property
     def answers(self) -> list[dict[str, Any]]:
         """The answers in force."""
-        return list(self._answers.values())
+        now, digest = clock_gettime(CLOCK_BOOTTIME), self.policy.digest
+        return [each for each in self._answers.values() if each["expires_at"] > now and each["policy"] == digest]
 
     def use_answers(self, answers: list[int], details: dict[str, Any] | None) -> dict[str, Any]:
         """Return the details of a change that answers permit, and begin the end of those that permit it once."""
@@ -448,12 +444,12 @@ class Enforcer:
             self.trail.flush()
 
     def flush_idle(self, now: float) -> bool:
-        """Close what has been idle for a second or is due: batches, scratch counters, counts of denials. TrailError.
+        """Close the batches, scratch counters and counts of denials that have been idle for a second. TrailError.
 
         True: the call stopped after FLUSHING seconds, and the next call continues.
         """
         until = monotonic() + FLUSHING
-        for key in self._batches.due(now):
+        for key in self._batches.idle(now):
             if monotonic() >= until:
                 return True
             self._batches.close(key)

@@ -21,7 +21,7 @@ from bonobofs.policy.request import Operation, Request, WorkspacePath
 QUIET: Final = 1.0
 """Seconds without a change after which a batch or a counter is closed."""
 LONGEST: Final = 10.0
-"""Seconds after which a batch or a counter is closed even if changes continue."""
+"""Seconds after which a counter is closed even if changes continue."""
 MOST: Final = 64
 """Maximum number of open counters. Further programs and paths share one counter with an empty program and path."""
 
@@ -107,12 +107,12 @@ class WriteBatch:
 
     __slots__ = (
         "attributes",
-        "began",
         "caller",
         "count",
         "counter",
         "dir_times",
         "generation",
+        "judged_as",
         "last",
         "limit",
         "mode",
@@ -142,8 +142,10 @@ class WriteBatch:
         self.rule = permit.rule
         self.extend(permit)
         self.generation = generation
+        self.judged_as = request.operation
+        """Operation by which its writes are judged. Writes of other programs to a file that is new create it too."""
         self.seq = seq
-        self.began = self.last = now
+        self.last = now
         self.count = 0
         self.written = 0
         self.size = 0
@@ -216,9 +218,9 @@ class WriteBatches:
         for key in list(self._open):
             self.close(key)
 
-    def due(self, now: float) -> list[int]:
-        """Return the keys of the batches that had no write for QUIET seconds, or are LONGEST seconds old."""
-        return [key for key, each in self._open.items() if now - each.last >= QUIET or now - each.began >= LONGEST]
+    def idle(self, now: float) -> list[int]:
+        """Return the keys of the batches without a write for QUIET seconds."""
+        return [key for key, batch in self._open.items() if now - batch.last >= QUIET]
 
     def close_counted(self, counter: ScratchCounter) -> None:
         """Close the batches that count in this counter."""

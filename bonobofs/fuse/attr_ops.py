@@ -114,7 +114,7 @@ class AttrOps:
             self._layers.check_quota(header, request, node.ino, fields[3])
         details = {**_details(valid, fields), **(self._mount.preimages.before_change(node, st) or {})}
         admission = self._mount.authorize(header, request, *permits, details=details, layer=node.layer)
-        admission.on_failure = partial(self._mount.preimages.after_failure, node, admission, st)
+        admission.on_failure = partial(self._mount.preimages.after_failure, node, st)
         if valid & _SIZE:
             steps = self._truncate(header, node, st, valid, fields, admission, path)
             return steps if in_thread else finished(steps)
@@ -285,7 +285,7 @@ class AttrOps:
         self._check_xattr_space(header, node, request, growth)
         details = {"name": os.fsdecode(name), **self._mount.preimages.before_xattr(node, name, value)}
         admission = self._mount.authorize(header, request, permit, details=details, layer=node.layer)
-        admission.on_failure = partial(self._mount.preimages.after_failure, node, admission, st)
+        admission.on_failure = partial(self._mount.preimages.after_failure, node, st)
         with admission:
             effect(node, permit)
             self._mount.preimages.note_after(node, admission)

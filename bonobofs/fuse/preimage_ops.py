@@ -123,7 +123,7 @@ class PreimageOps:
         if self.store is not None and node.layer is Layer.SOURCE:
             admission.details = {**(admission.details or {}), AFTER: self.state(node, st)}
 
-    def after_failure(self, node: Node, admission: Admission, before: os.stat_result) -> None:
+    def after_failure(self, node: Node, before: os.stat_result, admission: Admission) -> None:
         """If a failed change of the source has changed a node, add its state to the outcome."""
         with suppress(OSError):
             st = node.store.recent_stat(node)

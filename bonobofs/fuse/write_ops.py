@@ -139,24 +139,25 @@ class WriteOps:
         st = os.fstat(fd)
         if st.st_nlink == 0 and node.parent is not None:
             self._fail_removed(node)
-        size = max(st.st_size, offset + len(data))
+        size, batch = max(st.st_size, offset + len(data)), node.batch
+        is_followed = batch is not None and batch.generation == self._mount.enforcer.generation
+        operation = batch.judged_as if batch is not None and is_followed else Operation.WRITE_FILE
         try:
-            request, st, permit = self._resolve_content(
-                header, node, Operation.WRITE_FILE, st, size, offset, lambda: data
-            )
+            request, st, permit = self._resolve_content(header, node, operation, st, size, offset, lambda: data)
             batch = self._mount.batch_of(header, node)
             if batch is not None:
                 batch.extend(permit)
             else:
                 batch = node.batch = self._mount.enforcer.open_batch(
                     node.id,
-                    request,
+                    request._replace(operation=Operation.WRITE_FILE),
                     permit,
                     self._mount.source.now,
                     caller=self._mount.caller(header),
                     details=self._mount.preimages.before_change(node, st),
                     layer=node.layer,
                 )
+                batch.judged_as = operation
                 batch.not_kept = self._mount.preimages.keep_content(node, batch.seq, st)
         except OSError:
             if write_flags & p.WRITE_CACHE:
@@ -221,7 +222,7 @@ class WriteOps:
             raise os_error(errno.EOPNOTSUPP)  # the size would not show the blocks that this allocates
         details = self._mount.preimages.before_change(node, st)
         admission = self._mount.authorize(header, request, permit, details=details, size=length, layer=node.layer)
-        admission.on_failure = partial(self._mount.preimages.after_failure, node, admission, st)
+        admission.on_failure = partial(self._mount.preimages.after_failure, node, st)
 
         def steps() -> Steps:
             with admission as permit, duplicates(node.store.file(node, W)) as (own,):
@@ -281,7 +282,7 @@ class WriteOps:
             source_fd = target_fd
         details = {"from": self._mount.path(source), **(self._mount.preimages.before_change(target, st) or {})}
         admission = self._mount.authorize(header, request, permit, details=details, size=length, layer=target.layer)
-        admission.on_failure = partial(self._mount.preimages.after_failure, target, admission, st)
+        admission.on_failure = partial(self._mount.preimages.after_failure, target, st)
 
         def steps() -> Steps:
             with admission as permit, duplicates(source_fd, target_fd) as (old, new):

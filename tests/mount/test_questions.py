@@ -138,6 +138,28 @@ def test_once_permits_one_change_with_all_its_requests(world: World) -> None:
         return not write(world, "ci/a.yml") and questions(world)["ci/a.yml"]["state"] == "open"
 
     until(is_open, "the question is open again")
+    answered("allow", question(world, "ci/b.yml"))
+    until(lambda: write(world, "ci/b.yml"), "the other answer is in force")
+    assert not write(world, "ci/a.yml")
+
+
+def test_programs_that_write_a_new_file_do_not_ask_for_edits(mounted: Mounted) -> None:
+    """The shell creates the file, and each program has a write batch of its own."""
+    world = mounted(policy=POLICY.replace("[[ask]]", '[[ask]]\noperations = ["write_file"]'))
+    (world.path / "ci").mkdir()
+    command = "(/bin/echo one; /bin/echo two; /bin/echo three) > ci/new"
+    subprocess.run(["sh", "-c", command], cwd=world.path, check=True)
+    assert (world.source / "ci/new").read_text() == "one\ntwo\nthree\n"
+    assert not write(world, "ci/new")
+
+
+def test_a_cache_that_moves_with_its_directory_does_not_ask(mounted: Mounted, source: Path) -> None:
+    (source / "a/cache/ci").mkdir(parents=True)
+    (source / "a/cache/ci/x.yml").touch()
+    policy = POLICY.replace('"ci/"', '"**/ci/"') + '[[scratch]]\npaths = ["**/cache/"]\n'
+    world = mounted(policy=policy)
+    (world.path / "a").rename(world.path / "b")
+    assert (source / "b/cache/ci/x.yml").exists()
 
 
 def test_an_answer_with_a_time_ends(world: World) -> None:

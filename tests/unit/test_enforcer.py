@@ -275,15 +275,6 @@ def test_a_write_batch_is_one_intent_and_one_outcome(guard: Enforcer, trail: Tra
     assert (outcome["details"]["writes"], outcome["details"]["size"]) == (50, 100)
 
 
-def test_a_write_batch_that_goes_on_is_closed_after_ten_seconds(guard: Enforcer, trail: Trail) -> None:
-    run = guard.open_batch(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
-    run.last = LONGEST - QUIET / 2
-    guard.flush_idle(run.last)
-    assert [entry["kind"] for entry in entries(trail)] == ["intent"]
-    guard.flush_idle(LONGEST)
-    assert [entry["kind"] for entry in entries(trail)] == ["intent", "outcome"]
-
-
 def test_a_closed_write_batch_permits_no_more_writes(guard: Enforcer) -> None:
     run = guard.open_batch(5, Request(Operation.WRITE_FILE, WorkspacePath("notes/a.md")), Context(size=10), 0.0)
     assert run.generation == guard.generation
