@@ -150,8 +150,10 @@ def decide(policy: Policy, agent: Principal, request: Request, context: Context 
             return Denied(*denials.LEASED, path, operation, holding)
         elif target is not None and policy.leases is not None and (holding := policy.leases.held_below(components)):
             return Denied(*denials.LEASED_BELOW, path, operation, holding)
-        elif not policy.asks.is_empty and (
-            asks := policy.asks.find(components) if target is None else _asks_of_symlink(policy, components)
+        elif (
+            result.layer is _SOURCE
+            and not policy.asks.is_empty
+            and (asks := policy.asks.find(components) if target is None else _asks_of_symlink(policy, components))
         ):
             return _by_answer(policy, request, components, asks, result, leaves=leaves)
         else:

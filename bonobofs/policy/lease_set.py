@@ -30,26 +30,23 @@ class LeaseSet(NamedTuple):
 
     def held_by_other(self, components: Sequence[str]) -> Holding | None:
         """Return the lease of another holder that denies this session a path, or None."""
-        if self.matcher.is_empty:
-            return None
-        others, own = [], False
-        for one in self.matcher.find(components):
-            if one.own:
-                own = True
-            else:
-                others.append(one)
-        # If the session has an exclusive lease, no other holder has a lease of the path. Its own shared lease permits
-        # changes although other holders have shared leases too.
-        stop = next((one for one in others if not (own and one.shared)), None)
-        return None if stop is None else stop.holding
+        return None if self.matcher.is_empty else _held(self.matcher.find(components))
 
     def held_below(self, components: Sequence[str]) -> Holding | None:
         """Return the lease of another holder on paths below a directory that its pattern names, or None."""
-        return next((one.holding for one in self.matcher.find_below(components) if not one.own), None)
+        return _held(self.matcher.find_below(components))
 
     def owns(self, components: Sequence[str]) -> bool:
         """True if a lease of this session covers the path."""
         return any(one.own for one in self.matcher.find(components))
+
+
+def _held(found: Sequence[LeaseMatch]) -> Holding | None:
+    """Return the lease of another holder among those of a path, or None if the session may change the path."""
+    # If the session has an exclusive lease, no other holder has a lease of the path. Its own shared lease permits
+    # changes although other holders have shared leases too.
+    own = any(one.own for one in found)
+    return next((one.holding for one in found if not one.own and not (own and one.shared)), None)
 
 
 def compile_leases(documents: Iterable[Mapping[str, Any]]) -> LeaseSet:

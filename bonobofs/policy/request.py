@@ -161,7 +161,7 @@ class Context(NamedTuple):
     staged: bool = False
     """The file at the temporary name is already staged, and stays staged even if a rule permits the name."""
     carried: bool = False
-    """The file moves with its directory in the source, even at a scratch path: leases and [[ask]] bind it."""
+    """The file moves with its directory in the source, even at a scratch path: leases bind it."""
     tool: bool = False
     """The request is a call of the tool with the operation's name, so the role must have that tool, too."""
     endpoint: tuple[str, int] = ("", 0)

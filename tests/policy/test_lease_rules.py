@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,16 @@ def test_a_leased_path_belongs_to_its_holder(held: list[dict[str, Any]], path: s
         assert decision.holding in [
             Holding(lease["holder"], lease["chain"], lease["until"], lease["holder_id"]) for lease in held
         ]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_symlink_above_leased_paths_needs_the_lease(*, own: bool) -> None:
+    """A shared lease permits it beside other shared leases."""
+    lease = {"patterns": ["a/b/**"], "shared": True, "chain": None, "until": "2030-01-01", "holder_id": None}
+    held = [{**lease, "own": False, "holder": "bob"}, {**lease, "own": True, "holder": "ann"}]
+    policy = ALLOW.bound_by(compile_leases(held if own else held[:1]))
+    request = Request(Operation.SYMLINK, WorkspacePath("a/b"), Kind.SYMLINK)
+    assert isinstance(decide(policy, ANN, request, Context(target="../c")), Permit) == own
 
 
 @settings(max_examples=300, deadline=None)
