@@ -396,8 +396,10 @@ class Trail:
         """Whether the name of the trail or of its head leads to another file or to none."""
         try:
             return not all(os.path.samestat(os.lstat(name), st) for name, st in self._files.items())
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return True
+        except OSError:  # the names cannot be read now
+            return False
 
     def _entry(
         self,

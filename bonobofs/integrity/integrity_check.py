@@ -245,14 +245,18 @@ class IntegrityCheck:
         try:
             with open(directory / "snapshot.json", "rb", opener=regular_file) as file:
                 plain = json.loads(file.read())
-            if plain.pop("sha256") != _digest(plain):
-                raise ValueError("its content was changed")
+            if plain.pop("sha256", None) != _digest(plain):
+                raise ValueError("its content was changed, or an earlier version wrote it")
             before = from_plain(plain["before"])
             return cls(plain["root"], plain["directories"], snapshot=(directory / "contents", before))
         except FileNotFoundError:
             raise
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UsageError) as error:
-            problem = f"cannot be read: {error_text(error)}" if isinstance(error, OSError) else "is damaged"
+            problem = (
+                f"cannot be read: {error_text(error)}"
+                if isinstance(error, OSError)
+                else "is damaged, or was written by an earlier version"
+            )
             raise IntegrityError(
                 f"{directory}/snapshot.json {problem}; remove the directory {directory}, or select another snapshot "
                 "with --snapshot"

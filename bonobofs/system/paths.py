@@ -65,8 +65,8 @@ def open_directory_beneath(source: Path | int, path: str) -> int:
 
 
 def regular_file(path: str, flags: int) -> int:
-    """Open a regular file, as an opener of `open`. Any other file, such as a FIFO or a symlink, is an OSError."""
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    """Open a regular file, as an opener of `open`. OSError: it is another file, such as a FIFO or a device."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "it is not a regular file", path)

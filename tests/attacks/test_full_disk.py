@@ -122,13 +122,15 @@ def test_why_status_and_umount_name_a_full_state_directory(mounted: Mounted, sou
     assert json.loads(os.getxattr(path, why))["code"] == "UNRECORDED"
     assert f"{home} is on a full disk" in bonobofs("status").stdout
     world.kill(signal.SIGKILL)  # otherwise the server frees a page, and may have room to end its record
+    _append_until_full(home / "more")
     failed = bonobofs("umount", world.path)
     assert failed.returncode == 1
     assert failed.stderr.startswith(
         f"bonobofs: {world.path} is unmounted, but the end of the session cannot be recorded"
     )
     assert not os.path.ismount(world.path)
-    (home / "filler").unlink()
+    for name in ("filler", "more"):
+        (home / name).unlink()
     assert bonobofs("umount", world.path).returncode == 0
     assert "is on a full disk" not in bonobofs("status", "--all").stdout
 

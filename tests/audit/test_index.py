@@ -231,7 +231,7 @@ def test_an_unreadable_trail_does_not_block_others(create: Create, home: Path, i
     change(trail := create(home / "trails", "b"), "read")
     trail.flush()
     (told,) = index.catch_up().unread
-    assert told.endswith("a.jsonl cannot be read: Is a directory")
+    assert told.endswith("a.jsonl cannot be read: it is not a regular file")
     assert paths(index) == ["read"]
 
 

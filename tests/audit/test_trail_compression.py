@@ -16,7 +16,7 @@ from bonobofs.audit.verify import Damage, TrailReport, TrailStatus, verify_trail
 from bonobofs.policy.request import Operation
 from tests.audit.conftest import Create
 
-STEPS = 11
+STEPS = 14
 """System calls of a compression that are audit events: files are opened, renamed, removed."""
 ENTRIES = 1000
 """Entries of a trail, which make several blocks."""
@@ -67,7 +67,7 @@ def test_an_empty_trail_is_compressed_too(tmp_path: Path) -> None:
     assert (list(read(trail)), size_of(trail), gzip.decompress(compressed(trail).read_bytes())) == ([], 0, b"")
 
 
-@pytest.mark.parametrize("step", range(13))
+@pytest.mark.parametrize("step", range(16))
 def test_a_crash_at_any_step_loses_and_doubles_no_entry(trail: Path, step: int) -> None:
     """A child dies at this step. The state then reads as before, and the next run finishes."""
     entries = list(read(trail))

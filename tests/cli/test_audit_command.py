@@ -399,7 +399,7 @@ def test_an_unknown_filter_value_is_a_usage_error_that_names_the_nearest(mounted
     """A mistyped value is no empty result."""
     world = mounted(policy=ALLOW_ALL, agent="alice")
     (world.path / "a").write_text("text")
-    wrong = {"agent": ("alcie", "did you mean alice?"), "session": ("7", world.session.session)}
+    wrong = {"agent": ("alcie", "did you mean alice?"), "session": ("x7", world.session.session)}
     found = [["--agent", "alice"], ["--session", world.session.session]]
     if command == "query":
         wrong |= {"result": ("denid", "denied"), "operation": ("writefile", "write_file"), "rule": ("hiden", "hidden")}

@@ -25,7 +25,7 @@ from tests.support.world import ROOT, Mounted, bonobofs, environment
         (["audit", "tail", "-n", "9" * 20], "is more than 2147483647"),
         (["why", "x", "--size", "9" * 5000], "--size is more than a file can have"),
         (["ask", "forward", "http://[::1"], "is no service"),
-        (["lease", "acquire", "x", "--for", "-1h"], "needs the form OPTION=VALUE"),
+        (["lease", "acquire", "x", "--for", "-1h"], "'-1h' is no positive duration"),
         (["lease", "release", "\udcff"], "\\xff is not UTF-8"),
         (["audit", "query", "--agent", "\udcff"], "\\xff is not UTF-8"),
         (["policy", "diff", "project", "docs", "--since", "1d"], "add --replay"),
