@@ -97,7 +97,8 @@ def _run(session: Path, real: str, arguments: list[str], line: Line) -> int:
         for grant in filter(None, grants):
             call(session, "git.finish", grant=grant)
     os.close(ours)
-    if _head(git) != before:
+    after = _head(git)
+    if after[:2] != before[:2] or (before[2] and not after[2]):
         _publish(git, session, real, root)
     refusals = _refusals(root, since) if status else []
     for denied in refusals[:_MOST_SHOWN]:
