@@ -95,8 +95,8 @@ def test_a_guest_may_search_the_state_directory(home: Path) -> None:
 
 def test_the_remedy_for_the_sandbox_follows_its_message() -> None:
     """Python below a directory of root's own is no matter of namespaces."""
-    said = "the sandbox cannot start: bwrap: Can't find source path /root/python: Permission denied"
-    assert host_probe.remedy(said).startswith("the command's user cannot reach /root/python; install Python")
+    said = "the sandbox cannot start: bwrap: Can't find source path /private/python: Permission denied"
+    assert host_probe.remedy(said).startswith("the command's user cannot reach /private/python; install Python")
     assert "cannot reach" not in host_probe.remedy("bwrap: No permissions to create new namespace")
     (sandbox,) = [one for one in json.loads(bonobofs("doctor", "--json").stdout)["checks"] if one["name"] == "sandbox"]
     assert "bonobofs doctor" not in sandbox["found"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -212,14 +211,16 @@ def test_the_operators_checkout_follows_and_keeps_staged_changes(publishing: Pub
 
 
 def test_switches_are_no_external_changes(publishing: PublishingMaker) -> None:
-    """The temporary files of a switch in the source's .git are part of the recorded change."""
+    """The temporary files of a switch in the source's .git are part of the recorded change.
+
+    The watcher reads the events of each switch by themselves.
+    """
     one = publishing()
     one.repo.git("branch", "-q", "aidlc/x")
-    for branch in ("aidlc/x", "main") * 5:
+    for number, branch in enumerate(("aidlc/x", "main") * 5):
         one.repo.git("switch", "-q", branch)
-        time.sleep(0.3)  # the watcher reads the events of each switch by themselves
-    one.source.write("beside.md", "written beside the mount\n")
-    until(lambda: "beside.md" in out_of_band(one.world), "the external change is recorded")
+        one.source.write(name := f"beside-{number}.md", "written beside the mount\n")
+        until(lambda name=name: name in out_of_band(one.world), "the external change is recorded")  # type: ignore[misc]
     assert [path for path in out_of_band(one.world) if path.startswith(".git/")] == []
 
 

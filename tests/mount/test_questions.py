@@ -105,7 +105,7 @@ def test_an_answer_that_permits_nothing_or_without_end_is_a_usage_error(world: W
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1), wrong.stderr
     assert questions(world)["ci/a.yml"]["state"] == "open"
     last = datetime.fromisoformat(questions(world)["ci/a.yml"]["last"])
-    zone = {"TZ": "XXX-07:30"}
+    zone = {"TZ": "UTC-07:30"}
     local = last.astimezone(timezone(timedelta(hours=7, minutes=30))).strftime("%Y-%m-%d %H:%M:%S")
     assert local in bonobofs("ask", "list", env=zone).stdout
     assert local in bonobofs("ask", "show", number, env=zone).stdout
